@@ -76,7 +76,7 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
   }
   if (poller_->wake()) return;
   MutexLock lock(mutex_);
-  std::erase(begun_, copy);
+  if (std::erase(begun_, copy) == 0) return;  // a poller that was running has taken it
   lock.unlock();
   end(*copy, DeviceCopy::State::kEnded, Status(Code::kSystem, "nvx: no thread could be started for a message"));
 }

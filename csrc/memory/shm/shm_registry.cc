@@ -91,6 +91,7 @@ std::shared_ptr<PeerProcess> ShmRegistry::find(const ArenaId& id) {
 std::shared_ptr<PeerProcess> ShmRegistry::adopt(std::shared_ptr<PeerProcess> process) {
   MutexLock lock(mutex_);
   std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+  if (auto known = known_[process->id()].lock()) return known;  // another thread's group has just mapped it, too
   known_[process->id()] = process;
   return process;
 }
@@ -196,7 +197,8 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
       throw Error(Failure{.code = Code::kPeerDied,
                           .cause = name_of(connection.wanted) + " cannot be reached over its Unix socket (" +
                                    std::strerror(errno) + "): it has ended, or belongs to another user",
-                          .advice = "see its log; run all ranks of a host as one user",
+                          .advice = "see its log; run all ranks of a host as one user, or give each container an "
+                                    "NVX_HOST_ID of its own",
                           .lost_rank = connection.wanted.rank});
     }
     // If the other has closed the connection, receive() notices.

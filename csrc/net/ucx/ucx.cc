@@ -404,7 +404,7 @@ void UcxLink::handle(const ControlMessage& control) {
     if (control.kind != ControlMessage::kHello) {
       std::erase_if(unknown_links_, [&](const auto& l) { return l.first == control.from && l.second <= control.turn; });
       if (auto parked = parked_.extract(control.from)) drop(*parked.mapped());
-    } else if (unknown_links_.size() < kMostUnknownLinks) {
+    } else if (unknown_links_.size() < kMostUnknownLinks || unknown_links_.contains(control.from)) {
       unknown_links_[control.from] = std::max(unknown_links_[control.from], control.turn);
     }
     return;

@@ -38,7 +38,7 @@ TensorOperation Arguments::broadcast(Tensors& tensors, int64_t root, int64_t roo
   check_list(tensors);
   TensorOperation c = broadcast(tensors[size_t(root_tensor)], root);
   const WithoutAutograd guard;
-  const at::Tensor result = c.copies_out.empty() ? tensors[size_t(root_tensor)] : c.copies_out.front().second;
+  const at::Tensor result = c.copies_out.empty() ? tensors[size_t(root_tensor)].alias() : c.copies_out.front().second;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (int64_t(i) == root_tensor) continue;
     check_tensor(tensors[i]);

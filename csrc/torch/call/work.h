@@ -16,6 +16,7 @@
 #include "group/hierarchy/host_proxy.h"
 #include "group/p2p/mailbox.h"
 #include "group/plan/route.h"
+#include "torch/core/interrupt.h"
 #include "torch/core/origin.h"
 #include "torch/core/tensors.h"
 #include "torch/streams/chunk_pipeline.h"
@@ -254,7 +255,10 @@ class MessageWork final : public NvxWork {
   void begin(bool receives);
 
   bool wait(std::chrono::milliseconds timeout) override;
-  void begin_timeout() override { group_->mailbox().begin_timeout(message_.get()); }
+  /// torch calls getFuture() with the GIL held, and a thread that holds the mailbox may copy for milliseconds.
+  void begin_timeout() override {
+    without_python_lock([this] { group_->mailbox().begin_timeout(message_.get()); });
+  }
   int sourceRank() const override { return message_->peer; }
 
  private:
