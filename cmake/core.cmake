@@ -42,7 +42,9 @@ if(NVX_CUDA_ON)
 endif()
 
 # The bulk loops: one object per instruction-set level. kernel chooses one at load time. NVX_LEVELS lists those that exist.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+if(NVX_SANITIZE)
+  set(levels base)  # the checks keep these loops scalar, so a sanitizer would see the same code in each
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   set(levels base v3 v4)
   set(march_base x86-64)
   set(march_v3 x86-64-v3)

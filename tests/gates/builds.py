@@ -166,12 +166,14 @@ def without(*filters):
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
-EVERY_SECOND = "; every second test (HALF_OF_TESTS)"
+EVERY_SECOND = "; a half (HALF_OF_TESTS)"
 
 
 def half_of(number):
-    """With HALF_OF_TESTS=1, as in CI, a gate runs every second test: here those whose index has this parity."""
-    return number if os.environ.get("HALF_OF_TESTS") else None
+    """With HALF_OF_TESTS=0 or 1, as in CI, a gate runs every second test: those whose index has this parity, or for
+    number 1 the other one."""
+    given = os.environ.get("HALF_OF_TESTS")
+    return (int(given) + number) % 2 if given else None
 
 
 # The protocol between ranks does not depend on the type of the elements.
@@ -243,8 +245,8 @@ def simulated(context):
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_SIMULATED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
-    if half_of(0) is not None:
-        surroundings["NVX_TEST_HALF"] = "0"
+    if (half := half_of(0)) is not None:
+        surroundings["NVX_TEST_HALF"] = str(half)
     cache, again = folder / "pytest", ""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}"]
     command += [*parallel, *tests]
@@ -306,7 +308,7 @@ def alone(context):
 
     of_module = [c for c in commands if "/csrc/torch/" in c["file"]]
     batches = [of_module[first : first + 12] for first in range(0, len(of_module), 12)]
-    batches += [[c] for c in commands if c not in of_module]
+    batches += [[c] for c in commands if c not in of_module][half_of(0) :: 1 if half_of(0) is None else 2]
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         list(pool.map(look, batches))
     return f"{len(commands)} files" + ("" if torch else "; this python has no torch")
@@ -337,7 +339,8 @@ def no_ucx(context):
     compile_all(context, folder, "nvx_core", "net_test")
     symbols = context.run(["nm", folder / "libnvx_core.a"], "nm")
     shut_if(sorted(set(re.findall(r"\b(?:ucp|ucs|uct)_\w+", symbols))), "UCX symbols in libnvx_core.a")
-    return run_tests(context, folder)
+    # `make test` runs the rest of these tests over the same code.
+    return run_tests(context, folder, wrapper=("env", "GTEST_FILTER=WithoutUcx.*:Links/*loopback*:Links/*tcp*"))
 
 
 def fuzz(context):

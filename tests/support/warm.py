@@ -22,8 +22,8 @@ import struct
 import subprocess
 import sys
 
-# Prefixes of variables that Python, its linker and torch read before a program's own code runs.
-READ_BEFORE = ("PYTHON", "LD_", "TORCH", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "PYTORCH_")
+# Prefixes of variables that Python, its linker, torch and nvx's hook read before a program's own code runs.
+READ_BEFORE = ("PYTHON", "LD_", "TORCH", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "PYTORCH_", "NVX_AS")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LENGTH = struct.Struct("!I")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from ranks import OVER_NVX
 
 pytestmark = pytest.mark.skipif(not OVER_NVX, reason="nvx stands in for gloo, not the reverse")
@@ -41,14 +42,15 @@ class Ended:
 
 @pytest.fixture
 def launch(tmp_path):
-    """Runs code in fresh processes, one for each dict of environment variables that it is given."""
+    """Runs code in processes, one for each dict of environment variables that it is given. fresh: torch's import prints
+    what the test looks for."""
 
-    def run(code, *environments):
+    def run(code, *environments, fresh=False):
         base = {key: value for key, value in os.environ.items() if not key.startswith(("NVX_", "TORCH_"))}
         base |= {"STORE": str(tmp_path / "store"), "OMP_NUM_THREADS": "1"}
         processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", START + code],
+            (subprocess.Popen if fresh else warm.Popen)(
+                [*[sys.executable] * fresh, "-c", START + code],
                 env=base | {"RANK": str(rank), "WORLD_SIZE": str(len(environments))} | more,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -248,7 +250,7 @@ except dist.DistBackendError as error:
 
 
 def test_names_that_nvx_cannot_serve(launch):
-    ended = launch("report(alive=True)", {"NVX_AS": "gloo,mpi"})[0]
+    ended = launch("report(alive=True)", {"NVX_AS": "gloo,mpi"}, fresh=True)[0]
     assert ended.report == {"alive": True}
     assert re.search("NVX_AS: nvx can serve gloo( and nccl)?, not mpi", ended.errors)
     code = """
@@ -278,7 +280,7 @@ def test_nccl_needs_a_torch_with_cuda(launch):
 import nvx
 report(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
 """
-    ended = launch(code, {"NVX_AS": "gloo,nccl"})[0]
+    ended = launch(code, {"NVX_AS": "gloo,nccl"}, fresh=True)[0]
     with_cuda = bool(ended.report["cuda"])
     assert ended.report["served"] == (["gloo", "nccl"] if with_cuda else ["gloo"])
     text = "NVX_AS: nvx can serve gloo, not nccl (this torch is built without CUDA)"
