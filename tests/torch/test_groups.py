@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -121,25 +122,34 @@ def test_env_method(ranks):
     ranks.run(env_method, world=2, kind="bare", port=store.port)
 
 
-def silent(port, server):
+def silent(port, server, interrupted):
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     store.set("x", "y")
     os.kill(server, signal.SIGSTOP)
+    expected = dist.DistBackendError, r"the store at 127.0.0.1, .* has not answered for \d\.\d\d s"
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        expected = KeyboardInterrupt, None
     began = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match=r"the store at 127.0.0.1, .* has not answered for \d\.\d\d s"):
-        dist.init_process_group(BACKEND, store=store, rank=0, world_size=2, timeout=timedelta(seconds=2))
+    with pytest.raises(expected[0], match=expected[1]):
+        limit = timedelta(seconds=60 if interrupted else 2)
+        dist.init_process_group(BACKEND, store=store, rank=0, world_size=2, timeout=limit)
     assert time.monotonic() - began < 8
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as ranks.py leaves it
     dist.distributed_c10d._world.group_count = 0  # torch counts the failed one, too, and names the next group by it
 
 
 @only_nvx
-def test_a_store_whose_server_is_stopped_is_named(ranks):
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_store_whose_server_is_stopped_is_named(ranks, interrupted):
     """torch waits for an answer without a limit."""
     code = "import sys, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
     serves = [sys.executable, "-c", code + "; print(s.port, flush=True); sys.stdin.read()"]
     with subprocess.Popen(serves, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
-            ranks.run(silent, world=1, kind="bare", port=int(server.stdout.readline()), server=server.pid)
+            port = int(server.stdout.readline())
+            ranks.run(silent, world=1, kind="bare", port=port, server=server.pid, interrupted=interrupted)
         finally:
             server.kill()
 
