@@ -97,6 +97,7 @@ class Member:
     conn: object
     stacks: str
     host: str
+    ready: bool = False  # it has imported nvx and loaded what its pool prepares
 
     def kill(self):
         if self.process.is_alive():
@@ -110,6 +111,7 @@ class Outcome:
     ok: bool
     value: object = None
     text: str = ""
+    died: bool = False
 
 
 # --- inside a rank ------------------------------------------------------------------------------------------
@@ -215,12 +217,20 @@ def run_in_threads(job):
 
 
 def attempt(job):
+    lost = []  # what threads raise
+
+    def note(hook):
+        threading.__excepthook__(hook)
+        if hook.exc_type is not SystemExit:
+            lost.extend(traceback.format_exception(hook.exc_type, hook.exc_value, hook.exc_traceback))
+
+    threading.excepthook = note
     try:
         torch.manual_seed(0)
         value = run_in_threads(job) if job.kind == "threads" else run_in_group(job)
-        return Outcome(True, value)
     except BaseException:
         return Outcome(False, text=traceback.format_exc())
+    return Outcome(not lost, value, "in a thread of the body:\n" + "".join(lost) if lost else "")
 
 
 def renew_fake_device(job):
@@ -251,6 +261,7 @@ def serve(conn, paths, stacks, host, prepare):
             readied = importlib.import_module(prepare)
             readied.load()
             before = getattr(readied, "before", renew_fake_device)
+        conn.send(True)
         while True:
             try:
                 job = conn.recv()
@@ -320,13 +331,15 @@ class Ranks:
         members = self._members(count)
         label = f"{body.__module__}.{name}[{world}]"
         for rank, member in enumerate(members):
-            member.conn.send(Job(body.__module__, name, kwargs, rank, world, kind, backend, store, where, op_timeout))
+            job = Job(body.__module__, name, kwargs, rank, world, kind, backend, store, where, op_timeout)
+            with contextlib.suppress(BrokenPipeError):  # it died as it began, and its outcome says so
+                member.conn.send(job)
         try:
             outcomes = self._collect(members, limit, dies)
         except BaseException:
             self._replace(members)
             raise
-        failed = {r: o for r, o in outcomes.items() if o.ok == (r in dies)}
+        failed = {r: o for r, o in outcomes.items() if not (o.died if r in dies else o.ok)}
         self._replace([m for r, m in enumerate(members) if failed or r in dies])
         if failed:
             text = "\n".join(
@@ -348,7 +361,8 @@ class Ranks:
         return self.server.port, f"run-{number}"
 
     def _members(self, count):
-        """One process for each rank; hosts are assigned round robin."""
+        """One process for each rank; hosts are assigned round robin. All have begun, so that the timeouts of a test
+        do not include that."""
         self._replace([m for m in self.members if not m.process.is_alive()])
         hosts = NAMESPACES or ([f"host{h}" for h in range(self.hosts)] if self.hosts > 1 else [""])
         chosen = []
@@ -356,6 +370,9 @@ class Ranks:
             host = hosts[rank % len(hosts)]
             known = (m for m in self.members if m.host == host and m not in chosen)
             chosen.append(next(known, None) or self._start(host))
+        for member in chosen:
+            with contextlib.suppress(EOFError, OSError):
+                member.ready = member.ready or (member.conn.poll(LIMIT) and member.conn.recv())
         return chosen
 
     def _start(self, host):
@@ -396,7 +413,7 @@ class Ranks:
         except (EOFError, OSError):
             pass
         member.process.join(5)
-        return Outcome(False, text=f"died, exit code {member.process.exitcode}")
+        return Outcome(False, text=f"died, exit code {member.process.exitcode}", died=True)
 
     def _hung(self, member, limit):
         with contextlib.suppress(ProcessLookupError):

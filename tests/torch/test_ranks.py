@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -47,6 +48,15 @@ def dies_on_one(rank):
     return os.getpid()
 
 
+def raises(where):
+    if where == "a thread":
+        thread = threading.Thread(target=raises, args=["here"])
+        thread.start()
+        thread.join()
+    else:
+        raise KeyError("the reason")
+
+
 def hangs_on_one(rank):
     if rank == 1:
         time.sleep(100)
@@ -79,6 +89,16 @@ def test_death_names_the_rank_and_the_dead_are_replaced(ranks):
     assert ranks.run(pid_of_rank, world=2)[0] == pids[0]
     with pytest.raises(pytest.fail.Exception, match="rank 1 of 2: died, exit code -9"):
         ranks.run(dies_on_one, world=2, kind="bare")
+
+
+def test_an_exception_of_a_thread_fails_the_test(ranks):
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)rank 0 of 1: in a thread.*KeyError: 'the reason'"):
+        ranks.run(raises, world=1, kind="bare", where="a thread")
+
+
+def test_an_exception_is_no_death(ranks):
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)rank 0 of 1: Traceback.*KeyError: 'the reason'"):
+        ranks.run(raises, world=1, kind="bare", where="here", dies={0})
 
 
 def test_a_hung_rank_is_killed_with_its_stack(ranks):
