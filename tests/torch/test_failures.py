@@ -86,12 +86,12 @@ MISMATCHES = {
     "root": (
         lambda g, w: dist.broadcast(ones(), 0, group=g),
         lambda g, w: dist.broadcast(ones(), 2, group=g),
-        ("0", "2"),
+        ("root 0", "root 2", "their roots differ"),
     ),
     "root of reduce": (
         lambda g, w: dist.reduce(ones(), 0, group=g),
         lambda g, w: dist.reduce(ones(), 1, group=g),
-        ("0", "1"),
+        ("root 0", "root 1", "their roots differ"),
     ),
     "gathered count": (
         lambda g, w: dist.all_gather_into_tensor(ones(10 * w), ones(10), group=g),

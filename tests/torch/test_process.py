@@ -445,7 +445,7 @@ def belongings():
         "threads": len(os.listdir("/proc/self/task")),
         "mappings": mapped,
         "resident KiB": resident,
-        "shared names": sum("nvx" in name for name in os.listdir("/dev/shm")),
+        "shared names": sum(name.startswith(f"nvx-{os.getpid()}-") for name in os.listdir("/dev/shm")),
     }
 
 
@@ -553,26 +553,6 @@ def test_idle_threads_go(rank, world):
 
 
 # --- import -------------------------------------------------------------------------------------------------
-
-
-@only_nvx
-def test_import_is_light():
-    """Registration loads no C++, starts no thread, and is fast."""
-    code = """
-import sys, time, os
-import torch, torch.distributed
-before = len(os.listdir("/proc/self/task"))
-started = time.perf_counter()
-import nvx
-took = time.perf_counter() - started
-assert "nvx._C" not in sys.modules
-assert "NVX" in torch.distributed.Backend._plugins
-assert len(os.listdir("/proc/self/task")) == before
-assert took < 0.05, took
-"""
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = warm.run(["-c", code], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("world", [2])
