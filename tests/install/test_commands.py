@@ -283,6 +283,15 @@ def test_explain_reads_sizes_as_people_write_them():
     assert len(ended.stdout.strip().splitlines()) >= 2
 
 
+@pytest.mark.parametrize("name", ["one_shot", "pipelined"])
+def test_one_variable_sets_the_algorithm(name):
+    code = "import torch, nvx; print(*(nvx.explain('all_reduce', count, 8) for count in (8, 64 << 10)))"
+    told = warm.run(
+        ["-c", code], env={**os.environ, "NVX_ALGO": name}, capture_output=True, text=True, check=True
+    ).stdout
+    assert told.count("reduce_" + name) == 2, told
+
+
 def test_explain_estimates_every_way_and_states_its_basis(capsys):
     assert cli.main(["explain", "all_reduce", "1M", "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)["answers"]

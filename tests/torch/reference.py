@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-F8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+E8M0 = torch.float8_e8m0fnu  # powers of two, without sign or zero
+F8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, E8M0]
 SMALL_FLOATS = [torch.float16, torch.bfloat16, *F8]
 FLOATS = [torch.float64, torch.float32, *SMALL_FLOATS]
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
@@ -18,7 +19,6 @@ UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 INTEGERS = SIGNED + UNSIGNED
 COMPLEX = [torch.complex64, torch.complex128]
 DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
-MOVED = [*DTYPES, torch.float8_e8m0fnu]  # a scale without sign or zero: collectives move it but do not reduce it
 
 R = dist.ReduceOp
 OPS = {"sum": R.SUM, "avg": R.AVG, "product": R.PRODUCT, "min": R.MIN, "max": R.MAX}
@@ -86,6 +86,8 @@ def small_numbers(dtype, count, rank, salt=0):
         return from_numpy(numbers, dtype)
     if dtype in COMPLEX:
         return torch.complex(torch.from_numpy(numbers - 3.0), torch.from_numpy((numbers * 5) % 7 - 3.0)).to(dtype)
+    if dtype is E8M0:
+        return torch.from_numpy(2.0 ** (numbers - 3)).to(dtype)
     return torch.from_numpy(numbers - 3).to(torch.float32 if dtype in FLOATS else dtype).to(dtype)
 
 
@@ -177,7 +179,7 @@ def bytes_of(tensor):
 
 
 def is_nan(tensor):
-    return torch.isnan(tensor.float() if tensor.dtype in [*SMALL_FLOATS, torch.float8_e8m0fnu] else tensor)
+    return torch.isnan(tensor.float() if tensor.dtype in SMALL_FLOATS else tensor)
 
 
 def assert_same(got, want, what=""):

@@ -207,6 +207,8 @@ def test_completion_hooks_that_raise(rank, world):
 
     group = dist.new_group()
     group._register_on_completion_hook(hook)
+    with pytest.raises(RuntimeError, match="hook already registered"):
+        group._register_on_completion_hook(hook)
     for turn in range(10):
         total = torch.ones(3)
         work = dist.all_reduce(total, group=group, async_op=turn % 2 == 0)

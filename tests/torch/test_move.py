@@ -4,16 +4,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, on_ranks, only_nvx
-from reference import MOVED, assert_guards, assert_same, placed, small_numbers, wild_bits
+from reference import DTYPES, assert_guards, assert_same, placed, small_numbers, wild_bits
 
 PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, element offset in the allocation)
 GLOO_MOVES = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64]
-DTYPES = MOVED if OVER_NVX else GLOO_MOVES
+MOVED = DTYPES if OVER_NVX else GLOO_MOVES
 LARGE = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128) if OVER_NVX else (torch.uint8, torch.float32)
 
 
 def cells():
-    for dtype in DTYPES:
+    for dtype in MOVED:
         for count, offset in PLACES:
             if count or OVER_NVX:
                 yield dtype, count, offset, f"{dtype} count {count} offset {offset}"

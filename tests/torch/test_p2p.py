@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, on_ranks, on_threads, only_nvx
-from reference import MOVED, assert_guards, assert_same, placed, wild_bits
+from reference import DTYPES, assert_guards, assert_same, placed, wild_bits
 
 COUNTS = [0, 1, 7, 1000, 70_001, 2_000_003] if OVER_NVX else [1, 7, 1000, 70_001, 2_000_003]
 
@@ -35,7 +35,7 @@ def test_send_and_recv_round_the_ring(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_every_dtype(rank, world):
-    for number, dtype in enumerate(MOVED):
+    for number, dtype in enumerate(DTYPES):
         if rank == 0:
             dist.send(message(0, number, 333, dtype), 1)
         else:

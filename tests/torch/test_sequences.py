@@ -16,6 +16,7 @@ from ranks import SEVERAL_HOSTS, on_ranks, only_nvx
 from reference import (
     BITWISE,
     DTYPES,
+    E8M0,
     OPS,
     assert_guards,
     assert_same,
@@ -33,7 +34,7 @@ GROUPS = {
 }
 SLOTS = 3
 counts = st.one_of(st.integers(0, 9), st.integers(0, 5000), st.sampled_from([4096, 65_536, 70_001, 300_007]))
-dtypes = st.sampled_from(DTYPES)
+dtypes = st.sampled_from([dtype for dtype in DTYPES if dtype is not E8M0 or not SEVERAL_HOSTS])  # its sums are inexact
 # Every host rounds once, so over several hosts only results that are exact in small floats are the same.
 ops = st.sampled_from(["sum", "min", "max", *BITWISE] if SEVERAL_HOSTS else [*OPS, *BITWISE, "premul_sum"])
 FRESH = """all_reduce broadcast reduce all_gather into_tensor gather scatter reduce_scatter scatter_v

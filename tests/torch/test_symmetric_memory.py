@@ -199,6 +199,8 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
             handle.put_signal(peer)
         with argument_error(rf"wait_signal: rank must be in \[0, 2\) \(got {peer}\)"):
             handle.wait_signal(peer)
+    with argument_error("no group is given"):
+        _SymmetricMemory.rendezvous(symm_mem.empty(1, device="cpu"))
     with pytest.raises(RuntimeError, match="exceeds the allocated size"):
         handle.get_buffer(1 - rank, (2,), torch.float32)
     handle.barrier()

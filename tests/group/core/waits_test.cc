@@ -1,0 +1,45 @@
+// How long the waits of a group spin.
+
+#include "group/core/waits.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace nvx::test {
+namespace {
+
+class Nothing final : public Watch {
+  bool should_abort(int /*peer*/) override { return false; }
+  void record_abort(int /*peer*/) override {}
+};
+
+constexpr int kNoSpin = 7;
+
+/// Ends this process with the microseconds that two ranks on so many cores spin.
+[[noreturn]] void end_with_spin(size_t cores) {
+  PlanFacts facts;
+  facts.ranks = 2;
+  facts.cores = cores;
+  Nothing nothing;
+  Waits waits(facts, std::chrono::seconds(1), nothing);
+  const WaitRules rules = waits.rules({}, Runner::kCaller);
+  _exit(rules.spin ? int(std::chrono::duration_cast<std::chrono::microseconds>(rules.spin->span()).count()) : kNoSpin);
+}
+
+/// In a process of its own each, because a process reads the variable once.
+TEST(Waits, SpinForAsLongAsTheVariableSays) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  unsetenv("NVX_SPIN_US");
+  EXPECT_EXIT(end_with_spin(2), testing::ExitedWithCode(200), "");
+  EXPECT_EXIT(end_with_spin(1), testing::ExitedWithCode(kNoSpin), "");
+  setenv("NVX_SPIN_US", "50", 1);
+  EXPECT_EXIT(end_with_spin(1), testing::ExitedWithCode(50), "");
+  setenv("NVX_SPIN_US", "0", 1);
+  EXPECT_EXIT(end_with_spin(2), testing::ExitedWithCode(kNoSpin), "");
+  unsetenv("NVX_SPIN_US");
+}
+
+}  // namespace
+}  // namespace nvx::test
