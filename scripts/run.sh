@@ -36,7 +36,7 @@ run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
 run_wheels() { "$py" scripts/wheels.py; }
 run_conformance() {
   local failed=0
-  "$py" -m tests.conformance --quiet --junit "$results/conformance.xml" || failed=1
+  "$py" -m tests.conformance --quiet --floor bench/results/conformance.json --junit "$results/conformance.xml" || failed=1
   "$py" -m tests.conformance --quiet --served --junit "$results/conformance-served.xml" || failed=1
   return $failed
 }

@@ -24,7 +24,7 @@ class DistributedSuite(Suite):
 
         install_in(tests, self.alias)
         self.tests, self.case, self.world_size = tests, _case(tests), spec.world_size
-        self.served = spec.served
+        self.served, self.backend = spec.served, spec.backend
 
     def names(self) -> list[str]:
         return sorted(name for name in dir(self.case) if name.startswith("test"))
@@ -77,6 +77,11 @@ class DistributedSuite(Suite):
             rank=case.rank,
             timeout=timedelta(seconds=seconds),
         )
+        group = dist.group.WORLD._get_backend(dist.group.WORLD._device_types[0])
+        made = getattr(group, "wrapped_pg", group).name()
+        wanted = self.backend if self.alias.lying or self.served else self.alias.believed
+        if made != wanted:
+            return Verdict(FAILED, f"the group is of {made}, not of {wanted}")
         case._barrier()
         if name == NO_TEST:
             return Verdict(PASSED)

@@ -88,6 +88,17 @@ class Report:
         }
         Path(path).write_text(json.dumps(document, indent=1) + "\n")
 
+    def lost(self, path: str) -> list:
+        """The tests that are skipped, and passed with this torch in a file of runs."""
+        import torch
+
+        def version(text: str) -> str:
+            return text.partition("+")[0]
+
+        runs = json.loads(Path(path).read_text())["runs"]
+        known = {test for run in runs if version(run["torch"]) == version(torch.__version__) for test in run["passed"]}
+        return [r.test for r in self.final() if r.outcome == SKIPPED and r.test in known]
+
     def record(self, path: str, seconds: float) -> None:
         """Puts this run into a file of runs, in the place of an earlier one with the same torch."""
         import torch
