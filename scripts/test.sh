@@ -5,12 +5,21 @@
 # --- parts ---------------------------------------------------------------------------------------------------------------
 
 no_gtest() {
-  ! has_header gtest/gtest.h && note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
+  ! has_header gtest/gtest.h && skipped "C++ tests" "no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
+}
+
+# skipped WHAT WHY: fails where CI sets NO_SKIPS, as what it misses there nobody sees.
+skipped() {
+  note "$1 SKIPPED: $2"
+  [ -z "${NO_SKIPS:-}" ] || die "NO_SKIPS is set, as in CI: $1 must not be skipped"
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
 # of a process that crashed, nor one of strangers, who need only one chance. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
+
+# How tests say that a process of theirs crashed; tests/gates/builds.py has the same words.
+crashed='(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b'
 
 # Half of what they do is to wait, so two more than there are cores run at once. Arguments are ctest's.
 run_ctest() {
@@ -20,7 +29,7 @@ run_ctest() {
       /^ *Start +[0-9]+: / { next }
       / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
       { print; fflush() }' || return
-  if grep -aF '***Exception' "$logs/ctest.log"; then
+  if grep -aE "[*]{3}Exception|$crashed" "$logs/ctest.log"; then
     note "a test crashed, and may have passed the second time"
     return 1
   fi
@@ -35,8 +44,7 @@ run_pytest() {
   rm -rf "$root/build/pytest/$name"
   "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
-  grep -qE 'died, exit code -(4|6|7|8|11)|worker .gw[0-9]+. crashed|test_strangers"[^>]*><failure' "$results/$name.xml" &&
-    return $failed
+  grep -qE "$crashed|worker .gw[0-9]+. crashed|test_strangers\"[^>]*><failure" "$results/$name.xml" && return $failed
   [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null
   say "Once more, one after another: the tests that failed"
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none
@@ -123,8 +131,8 @@ run_test() {
 # them, as the gates that HALF_OF_TESTS concerns.
 run_test_two_hosts() {
   if ! "$py" -c "import sys; from nvx._C import build_info; sys.exit(not build_info()['ucx'])"; then
-    note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
-    return 0
+    skipped "two hosts" "this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
+    return
   fi
   local failed=0
   NVX_TEST_HALF=${HALF_OF_TESTS:-} NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py \

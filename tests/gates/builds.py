@@ -33,6 +33,9 @@ GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 # Of a sanitizer. A test that fails without one may have been too slow.
 REPORT = re.compile(r"(ERROR|WARNING|SUMMARY|FATAL): \w+Sanitizer|runtime error:")
 
+# Of a process of a test that crashed; scripts/test.sh has the same words.
+CRASHED = re.compile(r"(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b")
+
 # LeakSanitizer could not stop the threads at the program's exit, so it has not looked for leaks.
 NOT_SEARCHED = "LeakSanitizer has encountered a fatal error"
 
@@ -98,7 +101,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None)
             printed = (late.stdout or b"").decode(errors="replace")
             raise Failed(f"{program.name} took more than {minutes} minutes", printed[-4000:]) from None
         if done.returncode != 0:
-            reported = REPORT.search(done.stdout)
+            reported = REPORT.search(done.stdout) or CRASHED.search(done.stdout)
             once_more = NOT_SEARCHED in done.stdout or (done.returncode == 1 and os.environ.get("SECOND_TRY"))
             if once_more and not reported and part not in again:
                 again.append(part)
@@ -248,13 +251,15 @@ def simulated(context):
     if (half := half_of(0)) is not None:
         surroundings["NVX_TEST_HALF"] = str(half)
     cache, again = folder / "pytest", ""
+    report = folder / "pytest.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}"]
-    command += [*parallel, *tests]
+    command += [f"--junitxml={report}", *parallel, *tests]
     shutil.rmtree(cache, ignore_errors=True)
     try:
         printed = context.run(command, "testing", env=surroundings)
     except Failed as failed:
-        if not os.environ.get("SECOND_TRY") or "(exit code 1)" not in failed.summary:
+        tests_failed = os.environ.get("SECOND_TRY") and "(exit code 1)" in failed.summary
+        if not tests_failed or CRASHED.search(report.read_text()):
             raise
         print(failed.details, flush=True)
         again = "; others passed before, these only the second time"
@@ -368,8 +373,10 @@ def fuzz(context):
             *([seeds] if seeds.is_dir() else []),
         ]
         printed = context.run(command, target, env={**os.environ, **SANITIZER_RULES}, timeout=seconds + 120)
-        runs = re.search(r"number_of_executed_units: (\d+)", printed)
-        return f"{target.removesuffix('_fuzz')} {int(runs.group(1)):,} runs" if runs else target
+        runs = re.search(r"number_of_executed_units: ([1-9]\d*)", printed)
+        if not runs:
+            raise Failed(f"{target} has run nothing", printed[-2000:])
+        return f"{target.removesuffix('_fuzz')} {int(runs[1]):,} runs"
 
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         return f"{seconds} s each: " + ", ".join(pool.map(run, sorted(targets)))

@@ -87,6 +87,7 @@ class Gate:
     requires: str
     tools: tuple = ()  # the gate is skipped without them
     extras: tuple = ()  # the gate checks more with them
+    optional: bool = False  # with NO_SKIPS it may be skipped all the same
     usual: bool = True  # if false, the gate runs only by name
     fixes: bool = False  # with --fix it rewrites the files that it complains about
 

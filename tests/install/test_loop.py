@@ -1,9 +1,11 @@
 """A contributor's tools: the tests that `make test T=...` selects, the hook for subjects, and the timing of CI."""
 
+import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -147,7 +149,9 @@ def ci(root, tmp_path):
     def run(table, recipe, *parts):
         (tmp_path / ".ci" / "budget").write_text(table)
         (tmp_path / "Makefile").write_text(f"test:\n\t{recipe}\ncheck:\n\t@echo checked\n")
-        return subprocess.run([tmp_path / ".ci" / "run", *parts], capture_output=True, text=True, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "NO_SKIPS"}
+        command = [tmp_path / ".ci" / "run", *parts]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
     return run
 
@@ -155,7 +159,7 @@ def ci(root, tmp_path):
 def test_ci_reports_parts_over_their_budget_and_passes(ci):
     ended = ci("# minutes\ntest 0.01\ncheck 5\n", "sleep 2")
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^test +passed +0\.0 of +0\.0 min +OVER BUDGET by 0\.0 min$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^test +passed +0\.\d of +0\.0 min +OVER BUDGET by 0\.\d min$", ended.stdout, re.MULTILINE)
     assert re.search(r"^check +passed +0\.0 of +5\.0 min$", ended.stdout, re.MULTILINE)
 
 
@@ -169,6 +173,38 @@ def test_ci_runs_the_part_that_is_named(ci):
     ended = ci("test 1\ncheck 1\n", "false", "check")
     assert ended.returncode == 0 and "##### make test" not in ended.stdout
     assert ci("test 1\n", "true", "dance").stderr == ".ci/budget has no part dance\n"
+
+
+def test_ci_lets_nothing_be_skipped(ci):
+    assert "none: 1" in ci("test 1\n", '@echo "none: $$NO_SKIPS"').stdout
+
+
+@pytest.mark.parametrize(("no_skips", "verdict"), [("", "none failed; skipped: shell"), ("1", "FAILED: shell")])
+def test_a_gate_without_its_tool_fails_where_nothing_may_be_skipped(root, tmp_path, no_skips, verdict):
+    environment = {"PATH": str(tmp_path), "NO_SKIPS": no_skips}
+    command = [sys.executable, root / "tests" / "gates" / "run", "shell"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.stdout.endswith(verdict + "\n"), ended.stdout + ended.stderr
+    assert ended.returncode == (1 if no_skips else 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "crash"),
+    [
+        ("died, exit code -11", True),
+        ("rank 1 ended with -6", True),
+        ("assert -11 == 0", True),
+        ("rank 0: exit code 0, signal 11", True),
+        ("died, exit code -9", False),
+        ("assert 8 == 6", False),
+        ("rank 0: exit code 1, signal 0", False),
+    ],
+)
+def test_a_crash_gets_no_second_try(root, text, crash):
+    words = re.search(r'^CRASHED = re.compile\(r"(.*)"\)$', (root / "tests/gates/builds.py").read_text(), re.MULTILINE)
+    assert f"\ncrashed='{words[1]}'\n" in (root / "scripts/test.sh").read_text()
+    found = subprocess.run(["grep", "-qE", words[1]], input=text, text=True, check=False)
+    assert (found.returncode == 0) == bool(re.search(words[1], text)) == crash
 
 
 def test_ci_refuses_a_table_that_adds_up_to_more_than_there_is(ci):
