@@ -98,10 +98,12 @@ needs_nvx() {
 # the tests of commands, builds and the bench run beside them. A file's tests stay together, as they share their ranks.
 run_python_tests() {
   local failed=0 began=$SECONDS
+  set -m    # a process group of its own, which can be ended with all of its processes
   run_pytest commands tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=5 \
-    >"$logs/commands.log" 2>&1 &
+    </dev/null >"$logs/commands.log" 2>&1 &
+  set +m
   beside=$!
-  trap 'kill $beside 2>/dev/null' EXIT
+  trap 'kill -- -$beside 2>/dev/null' EXIT
   run_pytest python tests/torch -m "not slow" --durations=10 "${in_parallel[@]}" || failed=1
   note "ranks: $((SECONDS - began)) s"
   say "Python tests: commands, builds, the bench"
