@@ -39,6 +39,14 @@ def test_of_each_minor_it_takes_the_newest_that_pip_offers(monkeypatch):
     assert "2.14" not in wheels.offered("python")
 
 
+@pytest.mark.parametrize(
+    ("results", "fails"), [(["built", "not built"], False), (["not built"], True), (["built", "FAILED: why"], True)]
+)
+def test_it_fails_if_a_wheel_fails_or_none_is_built(results, fails):
+    wheels = [SimpleNamespace(result=one, file="nvx.whl" if one == "built" else None) for one in results]
+    assert load().fails(wheels) == fails
+
+
 @pytest.mark.parametrize("size", [8_000_000, 8_000_001])
 def test_a_wheel_of_more_than_8_mb_is_refused(monkeypatch, tmp_path, size):
     wheels = load()
