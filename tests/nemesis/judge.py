@@ -2,7 +2,8 @@
 
 I1  No call succeeds with a wrong result, or without a rank that it needs.
 I2  No call succeeds that a rank begins after its group has failed there.
-I3  Every survivor ends within a bound, with errors that are nvx's and name a rank at fault.
+I3  Every survivor ends within a bound, with errors that are nvx's and name a rank at fault: a rank, where ranks call
+    differently or stop for long, since others may then fail first.
 I4  Nothing is left behind: descriptors, threads, shared mappings, children. No rank ends otherwise than by its fault.
 I5  Groups without a rank at fault do not notice. The survivors of deaths make a group without the dead.
 """
@@ -78,7 +79,9 @@ def bad_errors(program, event, faulty, orderly, early_death):
         yield "I3", f"not an error of nvx: {event.text}"
     members = program.groups[event.group]
     names = [members.index(rank) for rank in faulty]
-    if orderly and not early_death and not any(re.search(rf"\brank {index}\b", event.text) for index in names):
+    if not re.search(r"\branks? \d", event.text):
+        yield "I3", f"names no rank: {event.text}"
+    elif orderly and not early_death and not any(re.search(rf"\brank {index}\b", event.text) for index in names):
         yield "I3", f"names no rank at fault: {event.text}"
 
 

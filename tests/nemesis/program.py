@@ -140,8 +140,11 @@ def random_step(chance, number, groups):
 def random_fault(chance, steps, groups, timeout):
     kind = chance.choice(FAULTS)
     rank = chance.randrange(len(groups[0]))
-    own = [s.number for s in steps if rank in groups[s.group] and s.kind not in ("wait", "new_group")]
-    step = chance.choice(own) if own else 0
+    own = [s for s in steps if rank in groups[s.group] and s.kind not in ("wait", "new_group")]
+    if kind in DIFFERING and not any(takes_effect(s, kind, groups) for s in own):
+        kind = "late"
+    felt = [s.number for s in own if kind not in DIFFERING or takes_effect(s, kind, groups)]
+    step = chance.choice(felt) if felt else 0
     lasts = {"short stop": (0.05, 0.5), "long stop": (timeout + 2, timeout + 2), "late": (0.02, 0.4)}
     value = chance.uniform(*lasts.get(kind.removesuffix(" from outside"), (0, 0)))
     after = chance.choice([0.02, 0.06, 0.25]) * chance.random() if "outside" in kind else 0.0
@@ -164,6 +167,13 @@ def changed(step, kind, size):
     if kind == "kind" and step.kind in (*SYMMETRIC, *ROOTED):
         return replace(step, kind="all_reduce" if step.kind != "all_reduce" else "all_gather")
     return step
+
+
+def takes_effect(step, kind, groups):
+    """Whether a rank with that fault calls it differently."""
+    other = changed(step, kind, len(groups[step.group]))
+    sizes = step.kind in EXCHANGING and other.count != step.count
+    return kind == "skips" or other.alike() != step.alike() or sizes
 
 
 def calls_of(program, rank):

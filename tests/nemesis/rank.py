@@ -319,11 +319,11 @@ class Held:
     def __init__(self):
         self.worlds, self.most = 0, {}
 
-    def grown(self):
-        """Returns a text for each resource of which there are more now, for 6 s: a destroyed group returns its memory
-        a moment later."""
+    def grown(self, patience=6.0):
+        """Returns a text for each resource of which there are more now, for so many seconds: a destroyed group returns
+        its memory a moment later."""
         self.worlds += 1
-        until = time.monotonic() + 6
+        until = time.monotonic() + patience
         while True:
             left = leftovers()
             if self.worlds <= WARM:

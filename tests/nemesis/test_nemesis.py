@@ -11,11 +11,11 @@ import torch
 from tests.nemesis import program as programs
 from tests.nemesis.judge import judge, unexpected_ends
 from tests.nemesis.program import Fault, Program, Step, make
-from tests.nemesis.rank import SETUP, Event, differs
+from tests.nemesis.rank import GROWTH, SETUP, WARM, Event, Held, differs
 
 _C = pytest.importorskip("nvx._C", reason="nvx is not built")
 ROOT = Path(__file__).parents[2]
-SECONDS, JOBS, LEAST = 20, 6, 6  # for each number of hosts: the time, the worlds at once, the least number of worlds
+SECONDS, JOBS, LEAST = 20, 6, 12  # for each number of hosts: the time, the worlds at once, the least number of worlds
 
 
 @pytest.mark.slow
@@ -38,6 +38,17 @@ def test_a_program_is_a_function_of_its_seed():
     assert {f.kind for program in made for f in program.faults} == set(programs.FAULTS)
     kinds = {*programs.SYMMETRIC, *programs.ROOTED, *programs.MESSAGES, "wait", "new_group"}
     assert {s.kind for program in made for s in program.steps} == kinds
+
+
+def test_a_fault_in_a_call_changes_it():
+    for program in map(make, range(300)):
+        for fault in program.faults:
+            step = program.steps[fault.step]
+            if fault.kind in programs.DIFFERING:
+                assert programs.takes_effect(step, fault.kind, program.groups), str(program)
+    symmetric, rooted = Step(0, "all_reduce", count=3), Step(0, "broadcast", count=3)
+    assert not programs.takes_effect(symmetric, "root", [(0, 1)]) and programs.takes_effect(rooted, "root", [(0, 1)])
+    assert not programs.takes_effect(rooted, "op", [(0, 1)]) and programs.takes_effect(symmetric, "op", [(0, 1)])
 
 
 STEPS = (Step(0, "all_reduce", count=3), Step(1, "broadcast", count=3, root=1), Step(2, "send", count=2, peer=1))
@@ -103,6 +114,17 @@ def test_errors_of_a_set_up_are_judged(text):
     program = with_fault("SIGKILL from outside", 0)
     found = judge(program, {0: [Event(SETUP, 0, "error", text)]})
     assert (SET_UPS[text] in found[0] and found[0].startswith("I3")) if SET_UPS[text] else not found, found
+
+
+def test_what_a_process_keeps_is_seen():
+    held = Held()
+    assert [held.grown() for _ in range(WARM + 1)] == [[]] * (WARM + 1)
+    kept = [open(__file__) for _ in range(GROWTH["descriptors"] + 1)]
+    (found,) = held.grown(patience=0)
+    assert "descriptors in its world" in found
+    for file in kept:
+        file.close()
+    assert held.grown() == []
 
 
 def test_errors_of_unaffected_groups_and_unexpected_exits_are_seen():
