@@ -73,20 +73,17 @@ def collectives(rounds=3, sizes=(1, 1000, 300_000), served_at=""):
     return value
 
 
-def run_for(seconds):
-    """Runs collectives one after the other while the test disturbs the network."""
+def run_until_calm():
+    """Runs collectives while the test disturbs the network, and once more after it touches `calm`."""
     rank, world = begin()
     check_collectives(rank, world, 1)
     reach("ready")
-    done, end = 0, time.monotonic() + seconds
-    go_on = torch.ones(1)
-    while go_on.item() > 0:
+    calm = torch.zeros(1)
+    while calm.item() == 0:
+        calm = torch.tensor([float((FOLDER / "calm").exists())])
         check_collectives(rank, world, 1, (1, 5000, 100_000))
-        go_on = torch.tensor([float(time.monotonic() < end)])
-        dist.broadcast(go_on, 0)
-        done += 1
+        dist.broadcast(calm, 0)
     dist.destroy_process_group()
-    return done
 
 
 def until_failure(what="all_reduce", timeout=60.0, again=0):
@@ -221,8 +218,8 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
 
 
 def keep_a_tensor(seconds, served_at="", groups=False):
-    """Prints the address of a tensor that no peer may write to, and returns its contents at the end. `groups`: makes
-    them too, so that Unix sockets are open."""
+    """Prints the address of a tensor that no peer may write to, and returns its contents at the end. The end comes as
+    soon as that of rank 0 is written. `groups`: makes them too, so that Unix sockets are open."""
     x = torch.arange(16.0)
     (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
     rank, world = begin(10.0, served_at=served_at)
@@ -236,7 +233,7 @@ def keep_a_tensor(seconds, served_at="", groups=False):
             dist.all_reduce(total := torch.ones(1000), group=group)
             assert torch.all(total == world)
             dist.destroy_process_group(group)
-        go_on = torch.tensor([float(time.monotonic() < end)])
+        go_on = torch.tensor([float(time.monotonic() < end and x[0] == 0)])
         dist.broadcast(go_on, 0)
     dist.destroy_process_group()
     return x.tolist()

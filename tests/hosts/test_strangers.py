@@ -85,6 +85,18 @@ def test_a_stranger_that_is_accepted_before_the_filter_writes_nothing(tmp_path, 
 
 
 @both_versions
+def test_a_stranger_that_is_let_in_does_harm(tmp_path, library):
+    """The attack of the other tests is one: the tensor is written, or UCX before 1.16 ends the process."""
+    with clustered(Hosts(3), tmp_path) as cluster:
+        variables = library | {"NVX_ALLOW_FROM": cluster.hosts.address(2)}
+        cluster.start("keep_a_tensor", 2, environment=variables, seconds=40)
+        cluster.wait_for("ready")
+        with stranger(cluster, 2, 0, what="early"):
+            code = cluster.ranks[0].wait(60)
+        assert code == -signal.SIGABRT or cluster.results() == [[666.0] * 16, [float(i) for i in range(16)]]
+
+
+@both_versions
 def test_a_connection_from_an_address_that_no_host_has_listed_is_refused(tmp_path, library):
     with clustered(Hosts(2), tmp_path) as cluster:
         cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
