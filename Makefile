@@ -12,7 +12,7 @@ export T PYTHON TORCH_VERSION MAX_JOBS
 help:
 	@echo "make demo            train a small model over nvx and over gloo, side by side (a few minutes the first time)"
 	@echo "make quick           style, and the core's C++ tests but for the long ones: for a change to the core (1 to 2 minutes; longer the first time)"
-	@echo "make test            the C++ and the Python tests (5 to 8 minutes on 2 cores)"
+	@echo "make test            the C++ and the Python tests (10 to 20 minutes on 2 cores)"
 	@echo "make test T=group    some of them: a folder, a file such as tests/torch/test_ddp.py, or a regular expression for names"
 	@echo "make test-two-hosts  the tests of ranks once more, on two hosts made by NVX_HOST_ID: over UCX and loopback, and over RDMA where there is any"
 	@echo "make test-rdma       some of them on two hosts made by NVX_HOST_ID, over each active RDMA port (soft RoCE included); reports that it is skipped without one"
