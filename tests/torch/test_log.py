@@ -117,6 +117,25 @@ dist.destroy_process_group()
         assert loaded == [f"loaded {{'{path}'}}"], lines
 
 
+@pytest.mark.parametrize(("limit", "least", "most"), [("1", 0, 2), ("30", 4, 32)])
+def test_staging_memory_stays_within_its_variable(tmp_path, limit, least, most):
+    """Of eight groups that all reduce at once."""
+    body = """
+groups = [dist.new_group() for _ in range(8)]
+works = [dist.all_reduce(torch.ones(1 << 21), group=group, async_op=True) for group in groups]
+for work in works:
+    work.wait()
+dist.barrier()
+paths = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+arenas = [path for path in paths if os.path.lexists(path) and "memfd:nvx " in os.readlink(path)]
+print("staging", max(os.stat(path).st_blocks * 512 for path in arenas) >> 10, file=sys.stderr)
+dist.destroy_process_group()
+"""
+    for lines in printed(str(tmp_path), body, ["left"] * 2, NVX_STAGING_MB=limit):
+        staging = int(re.search(r"^staging (\d+)$", lines, re.MULTILINE)[1])
+        assert least << 10 < staging < most << 10, staging
+
+
 def run_apart(folder, body, environments):
     """Runs each rank on its own host with its own environment; returns stderr, exit codes, and the time taken."""
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
