@@ -8,10 +8,10 @@ no_gtest() {
   ! has_header gtest/gtest.h && skipped "C++ tests" "no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
 }
 
-# skipped WHAT WHY: fails where CI sets NO_SKIPS, as what it misses there nobody sees.
+# skipped WHAT WHY: fails where NO_SKIPS is set, as on a machine that should have every tool.
 skipped() {
   note "$1 SKIPPED: $2"
-  [ -z "${NO_SKIPS:-}" ] || die "NO_SKIPS is set, as in CI: $1 must not be skipped"
+  [ -z "${NO_SKIPS:-}" ] || die "NO_SKIPS is set: $1 must not be skipped"
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one

@@ -175,10 +175,6 @@ def test_ci_runs_the_part_that_is_named(ci):
     assert ci("test 1\n", "true", "dance").stderr == ".ci/budget has no part dance\n"
 
 
-def test_ci_lets_nothing_be_skipped(ci):
-    assert "none: 1" in ci("test 1\n", '@echo "none: $$NO_SKIPS"').stdout
-
-
 @pytest.mark.parametrize(("no_skips", "verdict"), [("", "none failed; skipped: shell"), ("1", "FAILED: shell")])
 def test_a_gate_without_its_tool_fails_where_nothing_may_be_skipped(root, tmp_path, no_skips, verdict):
     environment = {"PATH": str(tmp_path), "NO_SKIPS": no_skips}
