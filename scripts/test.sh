@@ -35,8 +35,7 @@ run_ctest() {
   fi
 }
 
-# run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another, and
-# those of ranks when no other tests run beside them.
+# run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another.
 run_pytest() {
   local name=$1 failed=0
   shift
@@ -45,7 +44,6 @@ run_pytest() {
   "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
   grep -qE "$crashed|worker .gw[0-9]+. crashed|test_strangers\"[^>]*><failure" "$results/$name.xml" && return $failed
-  [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null
   say "Once more, one after another: the tests that failed"
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none
 }
@@ -94,34 +92,17 @@ needs_nvx() {
 
 # --- make test -----------------------------------------------------------------------------------------------------------
 
-# Ranks wait for most of their time: for each other, and for timeouts. So a pool of them runs for each core, at most 8, and
-# the tests of commands, builds and the bench run beside them. A file's tests stay together, as they share their ranks.
-run_python_tests() {
-  local failed=0 began=$SECONDS
-  set -m    # a process group of its own, which can be ended with all of its processes
-  run_pytest commands tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=5 \
-    </dev/null >"$logs/commands.log" 2>&1 &
-  set +m
-  beside=$!
-  trap 'kill -- -$beside 2>/dev/null' EXIT
-  run_pytest python tests/torch -m "not slow" --durations=10 "${in_parallel[@]}" || failed=1
-  note "ranks: $((SECONDS - began)) s"
-  say "Python tests: commands, builds, the bench"
-  wait $beside || failed=1
-  trap - EXIT
-  cat "$logs/commands.log"
-  note "ranks and these: $((SECONDS - began)) s"
-  return $failed
-}
-
 run_test() {
   local failed=0 began=$SECONDS
   rm -rf "$results" && mkdir -p "$results"
   say "C++ tests"
   no_gtest || { build_cpp_tests && run_ctest; } || failed=1
   note "built and run in $((SECONDS - began)) s"
-  say "Python tests: ranks"
-  run_python_tests || failed=1
+  say "Python tests"
+  # Ranks wait for a part of their time, so one more process than there are cores runs tests. A file's tests stay together, as
+  # they share their ranks.
+  run_pytest python tests --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=15 \
+    -n "$((jobs < 8 ? jobs + 1 : 8))" --dist loadfile || failed=1
   "$py" scripts/count_tests.py "$results"
   say "make test: $([ $failed = 0 ] && echo "all passed" || echo "FAILED, see above")"
   return $failed

@@ -241,7 +241,7 @@ Kernels kernels_of(const std::string& word) {
 }
 
 std::string default_of(const Variable& v) {
-  return (*v.fallback ? v.fallback : "empty") + (*v.unset ? std::string(": ") + v.unset : "");
+  return (*v.fallback ? v.fallback : "unset") + (*v.unset ? std::string(": ") + v.unset : "");
 }
 
 std::string accepted(const Variable& v) {

@@ -121,7 +121,8 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
   };
   const bool leaves_out = begins_with('^');
   const bool exact = begins_with('=') || rule.exact;
-  const std::vector<std::string> names = items(std::string(text));
+  std::vector<std::string> names = items(std::string(text));
+  for (std::string& name : names) name.resize(std::min(name.size(), name.find(':')));  // "eth0:1" labels an address
   const auto named = [&](const Interface& interface) {
     return std::ranges::any_of(names, [&](const std::string& name) {
       return exact ? interface.name == name : interface.name.starts_with(name);

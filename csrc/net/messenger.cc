@@ -21,8 +21,9 @@ namespace nvx::net {
 namespace {
 
 constexpr std::chrono::milliseconds kIdleInterval{1000};  ///< the interval of the progress thread when nothing happens
-constexpr std::chrono::milliseconds kActiveFor{20};       ///< the time after the last activity during which it polls
-constexpr std::chrono::milliseconds kActiveInterval{1};   ///< its polling interval then
+constexpr std::chrono::milliseconds kMostForReports{200};
+constexpr std::chrono::milliseconds kActiveFor{20};      ///< the time after the last activity during which it polls
+constexpr std::chrono::milliseconds kActiveInterval{1};  ///< its polling interval then
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
@@ -157,7 +158,7 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
-  out.reports_failure = header.kind == Kind::kPoison;
+  if (header.kind == Kind::kPoison) out.report_ends = Clock::now() + kMostForReports;
   out.post.to = to;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
@@ -168,17 +169,15 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
 
 void Messenger::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
-  out->reports_failure = false;
+  out->report_ends = {};
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
 
 void Messenger::flush_reports() {
-  const Deadline deadline = Deadline::after(std::chrono::milliseconds(200));
   MutexLock lock(mutex_);
-  while (std::ranges::any_of(outgoing_, &Outgoing::reports_failure) && !closed_ && !deadline.passed(Clock::now()))
-    drive_or_pause();
-  for (Outgoing& out : outgoing_) out.reports_failure = false;
+  const auto waits = [](const Outgoing& out) { return out.report_ends > Clock::now(); };
+  while (!closed_ && std::ranges::any_of(outgoing_, waits)) drive_or_pause();
 }
 
 bool Messenger::progress() {

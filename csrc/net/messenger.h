@@ -132,7 +132,7 @@ class Messenger final : private Receiver {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
-    bool reports_failure = false;  // of a group
+    Clock::time_point report_ends{};  // of a report that a group has failed: until when flush_reports() waits for it
     std::array<std::byte, kMostCopied> copied;
   };
   using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank on this side

@@ -115,7 +115,7 @@ void Communicator::shut_down() {
   constexpr std::chrono::milliseconds kGrace{300};
   if (context.origin.elsewhere()) return;
   issuer.kernels().catch_up();
-  issuer.drain(Deadline(), kGraceForProxies);
+  issuer.drain(Deadline::after(group().timeout()), kGraceForProxies);
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
   *context.muted = true;
   const Deadline moment = Deadline::after(kGrace);

@@ -335,13 +335,13 @@ def check_between_hosts():
     """Runs the collectives with each rank as a host of its own, so that data goes over UCX, or over TCP with a job key.
     A single host needs neither, so only wrong results and wrong settings are failures."""
     name = "between hosts"
-    way = "a job key" if os.environ.get("NVX_JOB_KEY") else "UCX"
+    way = "a job key" if "NVX_JOB_KEY" in os.environ else "UCX"
     if way == "UCX" and not nvx._load().build_info()["ucx"]:
         text = "built without UCX: a group that spans hosts is refused"
         return Finding(name, "WARN", text, "for several hosts: pip install libucx-cu13, and build nvx again")
     verdicts, log = verdicts_of(run_smoke, RANKS, True)
     if not verdicts:
-        blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP", "NVX_JOB_KEY") if os.environ.get(v) and v in log]
+        blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP", "NVX_JOB_KEY") if v in os.environ and v in log]
         if blamed:
             return Finding(name, "FAIL", log, f"change {blamed[0]}, or unset it")
         return Finding(name, "WARN", log, f"see docs/hosts.md for the requirements of {way}")

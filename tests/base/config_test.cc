@@ -132,7 +132,7 @@ TEST(Config, NamesTheAcceptedValuesAndTheDefaultOfEachVariable) {
   EXPECT_EQ(takes["NVX_HOST_ID"], "any text");
   EXPECT_EQ(unset["NVX_DEBUG"], "warn");
   EXPECT_EQ(unset["NVX_SPIN_US"], "-1: 200, or 0 where ranks outnumber cores");
-  EXPECT_EQ(unset["NVX_CPU_LEVEL"], "empty: the best that the processor has");
+  EXPECT_EQ(unset["NVX_CPU_LEVEL"], "unset: the best that the processor has");
 }
 
 TEST(Config, NamesUnknownVariables) {

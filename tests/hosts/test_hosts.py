@@ -58,7 +58,8 @@ def test_training_over_two_hosts_of_two(cluster, kind):
 
 
 def test_torchs_distributed_test_with_ranks_on_both_hosts(hosts, tmp_path):
-    """All passes of tests/conformance, with the ranks on the hosts in turn."""
+    """All passes of tests/conformance, with the ranks on the hosts in turn; in CI those that have all collectives and
+    messages, as CI runs the others on one host."""
     import nvx
 
     environment = dict(
@@ -69,10 +70,12 @@ def test_torchs_distributed_test_with_ranks_on_both_hosts(hosts, tmp_path):
     )
     report = tmp_path / "conformance.json"
     command = [sys.executable, "-m", "tests.conformance", "--quiet", "--json", str(report)]
+    in_ci = bool(os.environ.get("HALF_OF_TESTS"))
+    command += ["--pass", "gloo", "--pass", "nccl"] * in_ci
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     outcomes = [test["outcome"] for test in json.loads(report.read_text())["tests"]]
-    assert outcomes.count("passed") > 150
+    assert outcomes.count("passed") > (60 if in_ci else 150)
 
 
 def test_a_mismatch_is_named_on_every_rank(cluster):

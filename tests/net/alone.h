@@ -77,7 +77,7 @@ class Alone {
   }
   /// How long a report of the group's failure to these ranks takes, or of the failure of the group that has begun.
   Clock::duration report_failure(uint64_t group, const std::vector<int>& ranks) {
-    hold(), (group == kGroup ? port_ : fresh_)->poison({Code::kTimeout, "the test says so"}, ranks);
+    poison(*(group == kGroup ? port_ : fresh_), ranks);
     lock_.reset();
     const auto began = Clock::now();
     messenger_->flush_reports();
@@ -132,6 +132,10 @@ class Alone {
   Progress come(const std::vector<Sent>& messages) {
     for (const Sent& message : messages) link_.to_come.push_back(message);
     return advance();
+  }
+  static void poison(net::GroupPort& port, const std::vector<int>& ranks) {
+    port.mutex().held_by_caller();
+    port.poison({Code::kTimeout, "the test says so"}, ranks);
   }
   void hold() const ASSERT_CAPABILITY(port_->mutex()) ASSERT_CAPABILITY(messenger_->mutex()) {
     port_->mutex().held_by_caller();

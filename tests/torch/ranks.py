@@ -20,6 +20,7 @@ NVX_TEST_NETNS=a,b puts the ranks into these network namespaces by turns, which 
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import inspect
 import itertools
@@ -249,6 +250,7 @@ def serve(conn, paths, stacks, host, prepare):
     # On a busy machine khugepaged is preempted while it holds a rank's mmap_lock. The rank then waits in brk() until
     # its peers time out.
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    gc.freeze()  # no collection looks at what the modules imported before this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = [path for path in paths if path not in sys.path]
     with open(stacks, "w") as log:

@@ -11,13 +11,14 @@
 
 namespace nvx {
 
-/// The facts on which a plan depends: the same on every rank.
+/// The facts on which a plan depends. `ranks` and `cores` are the same on every rank of a host, the others on every
+/// rank.
 struct PlanFacts {
   size_t ranks = 1;  ///< of this host
   size_t hosts = 1;
   size_t rails = 1;  ///< ranks of every host that can each carry a part of the data between hosts
   size_t world = 1;  ///< ranks of all hosts
-  size_t cores = 1;
+  size_t cores = 1;  ///< that these ranks may use
   size_t l2_bytes = 1 << 20;
   size_t l3_bytes = 32 << 20;
   enum class Force { kNothing, kOneShot, kPipelined } force = Force::kNothing;

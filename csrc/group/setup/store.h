@@ -41,9 +41,21 @@ class Store {
   virtual std::string host() const { return ""; }
   /// Removes a key that no rank needs any more, if the store can.
   virtual void remove(const std::string& /*key*/) {}
-  /// The caller gives up, and only leaves notes for the other ranks from now on: requests wait for a moment at most,
-  /// and neither an abort nor Ctrl-C ends them.
-  virtual void hurry() {}
+  /// A rank that gives up leaves notes for the others while this exists: requests wait for a moment at most, and
+  /// neither an abort nor Ctrl-C ends them.
+  class Hurry {
+   public:
+    explicit Hurry(Store& store) : store_(store) { ++store_.hurries_; }
+    ~Hurry() { --store_.hurries_; }
+    Hurry(const Hurry&) = delete;
+    Hurry& operator=(const Hurry&) = delete;
+
+   private:
+    Store& store_;
+  };
+
+ protected:
+  int hurries_ = 0;
 };
 
 }  // namespace nvx

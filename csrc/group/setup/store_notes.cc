@@ -24,7 +24,7 @@ constexpr const char* kWorldSize = "nvx/world_size";
 }  // namespace
 
 void leave_note(Store& store, const std::string& prefix, const Failure& why) {
-  store.hurry();
+  const Store::Hurry hurry(store);
   if (store.add(count_in(prefix), 1) != 1) return;
   const FailureNote note = FailureNote::of(why);
   const auto* begin = reinterpret_cast<const uint8_t*>(note.used().data());

@@ -381,7 +381,7 @@ void StoreSetUp::stop_if_aborted() const {
 }
 
 void StoreSetUp::leave_notes(const Failure& note) {
-  store_.hurry();
+  const Store::Hurry hurry(store_);
   host_.give_up(note);
   if (size() > 1 && generation_ == 0) generation_ = store_.add(generation_of(rank()), 1);
   for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {

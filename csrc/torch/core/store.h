@@ -121,7 +121,6 @@ class TorchStore final : public Store {
     } catch (const std::exception&) {  // not every store supports deleteKey()
     }
   }
-  void hurry() override { hurries_ = true; }
 
  private:
   c10::intrusive_ptr<c10d::Store> innermost() const {
@@ -147,11 +146,11 @@ class TorchStore final : public Store {
         [call = std::move(call)]() mutable { return call_store(std::move(call)); });
     auto answer = task->get_future();
     if (!Engine::here().start([task] { (*task)(); })) (*task)();
-    constexpr std::chrono::milliseconds kSlice{20}, kHurry{1000}, kNoticeable{2000};
-    const Deadline limit = Deadline::after(hurries_ ? kHurry : patience_);
+    constexpr std::chrono::milliseconds kSlice{20}, kHurry{2000}, kNoticeable{2000};
+    const Deadline limit = Deadline::after(hurries_ > 0 ? std::min(kHurry, patience_) : patience_);
     while (answer.wait_for(kSlice) == std::future_status::timeout) {
       if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
-      if (!hurries_) check_whether_to_wait();
+      if (hurries_ == 0) check_whether_to_wait();
       if (Clock::now() - limit.start < kNoticeable || std::exchange(noticed_, true)) continue;
       NVX_LOG(kWarn,
               "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0, and "
@@ -180,7 +179,7 @@ class TorchStore final : public Store {
   const bool is_remote_;
   const std::chrono::milliseconds patience_;
   const std::function<bool()> aborted_;
-  bool silent_ = false, noticed_ = false, hurries_ = false;
+  bool silent_ = false, noticed_ = false;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};

@@ -7,6 +7,7 @@
 #include "base/contain.h"
 #include "base/flag.h"
 #include "base/hash.h"
+#include "base/interrupt.h"
 #include "group/plan/delegate_plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
@@ -249,12 +250,12 @@ void Delegate::cancel() {
 
 void Delegate::finalize() {
   if (origin_.elsewhere() || !connected_.is_yes()) return;
-  bool clear = false;
+  bool clear = false, stopped = false;
   const auto over = [&] {
     const bool well = check_flights().ok();
     MutexLock lock(mutex_);
     clear = flights_.empty();
-    return clear || !well || cancelled_;
+    return clear || !well || cancelled_ || (stopped = stopped || stop_requested());
   };
   const auto in_flight = [&] {
     MutexLock lock(mutex_);

@@ -336,8 +336,8 @@ TEST(KernelExecutor, ADeviceThatTakesNoMoreFailsTheGroup) {
 
 /// Each ends within the limit, and all of them together do not.
 TEST(KernelExecutor, LeavesAfterTheOperationsInFlightThatEndOneByOne) {
-  constexpr int kOperations = 5;
-  const milliseconds each(as_fast(100, 400));
+  constexpr int kOperations = 8;
+  const milliseconds each(as_fast(60, 200));
   DeviceWorld world({.ranks = 1});
   with_executors(
       world,
@@ -354,7 +354,7 @@ TEST(KernelExecutor, LeavesAfterTheOperationsInFlightThatEndOneByOne) {
         EXPECT_EQ(one.executor->finished(), uint64_t(kOperations));
         EXPECT_TRUE(one.executor->verdict().ok()) << one.executor->verdict().what();
       },
-      [&](ChannelOptions& options) { options.drain_timeout = each * 2; });
+      [&](ChannelOptions& options) { options.drain_timeout = each * 5; });
 }
 
 TEST(KernelExecutor, RefusalCarriesItsAdvice) {
