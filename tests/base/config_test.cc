@@ -141,7 +141,7 @@ TEST(Config, NamesUnknownVariables) {
     EXPECT_EQ(config().algorithm, "");
     EXPECT_EQ(config().on_error, "abort");
   });
-  EXPECT_NE(output.find("NVX_ALGO=fast is none of one_shot, pipelined; the default (empty: size and "),
+  EXPECT_NE(output.find("NVX_ALGO=fast is none of one_shot, pipelined; the default (unset: size and "),
             std::string::npos)
       << output;
 }
