@@ -316,7 +316,7 @@ def alone(context):
     batches += [[c] for c in commands if c not in of_module][half_of(0) :: 1 if half_of(0) is None else 2]
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         list(pool.map(look, batches))
-    return f"{len(commands)} files" + ("" if torch else "; this python has no torch")
+    return f"{sum(map(len, batches))} files" + ("" if torch else "; this python has no torch")
 
 
 def no_cuda(context):
