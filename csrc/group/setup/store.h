@@ -45,8 +45,8 @@ class Store {
   /// neither an abort nor Ctrl-C ends them.
   class Hurry {
    public:
-    explicit Hurry(Store& store) : store_(store) { ++store_.hurries_; }
-    ~Hurry() { --store_.hurries_; }
+    explicit Hurry(Store& store) : store_(store) { store_.hurry(1); }
+    ~Hurry() { store_.hurry(-1); }
     Hurry(const Hurry&) = delete;
     Hurry& operator=(const Hurry&) = delete;
 
@@ -54,8 +54,8 @@ class Store {
     Store& store_;
   };
 
- protected:
-  int hurries_ = 0;
+ private:
+  virtual void hurry(int /*change*/) {}  // of the number of those that exist
 };
 
 }  // namespace nvx

@@ -123,6 +123,7 @@ class TorchStore final : public Store {
   }
 
  private:
+  void hurry(int change) override { hurries_ += change; }
   c10::intrusive_ptr<c10d::Store> innermost() const {
     auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());
     return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store_;
@@ -180,6 +181,7 @@ class TorchStore final : public Store {
   const std::chrono::milliseconds patience_;
   const std::function<bool()> aborted_;
   bool silent_ = false, noticed_ = false;
+  int hurries_ = 0;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};
