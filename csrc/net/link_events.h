@@ -10,7 +10,7 @@
 
 namespace nvx::net {
 
-/// What a link has yet to report: posts that have ended, and peers that are lost.
+/// The events that a link has yet to report: posts that have ended, and peers that are lost.
 class LinkEvents {
  public:
   bool empty() const { return events_.empty(); }
@@ -29,7 +29,7 @@ class LinkEvents {
   /// throw: the next call goes on behind it.
   bool report(Receiver* receiver, bool losses) {
     if (events_.empty()) return false;
-    for (size_t left = events_.size(); left != 0; --left) {
+    for (size_t left = events_.size(); left != 0 && !events_.empty(); --left) {
       const Event event = std::move(events_.front());
       events_.pop_front();
       if (event.post) {

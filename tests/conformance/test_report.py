@@ -1,4 +1,4 @@
-"""What the report of a run finds missing."""
+"""The report of a run names the tests that it has lost."""
 
 import json
 

@@ -116,7 +116,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None)
     if passed == 0:
         raise Failed("the test programs ran no test")
     note = f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
-    note += "" if half is None else EVERY_SECOND
+    note += "" if half is None else HALF_NOTE
     return note + (f"; {len(again)} programs passed only the second time" if again else "")
 
 
@@ -169,7 +169,7 @@ def without(*filters):
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
-EVERY_SECOND = "; a half (HALF_OF_TESTS)"
+HALF_NOTE = "; a half (HALF_OF_TESTS)"
 
 
 def half_of(number):
@@ -266,7 +266,7 @@ def simulated(context):
         lost = (*(("-n", "0") if parallel else ()), "--last-failed", "--last-failed-no-failures", "none")
         printed = context.run([*command, *lost], "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in printed else [], "nothing was tried")
-    return printed.strip().splitlines()[-1].strip("= ") + again + EVERY_SECOND * ("NVX_TEST_HALF" in surroundings)
+    return printed.strip().splitlines()[-1].strip("= ") + again + HALF_NOTE * ("NVX_TEST_HALF" in surroundings)
 
 
 # Nine in ten files read these anyway, through their own headers. Precompiled, they take a third of the gate's time.

@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 
-from builds import EVERY_SECOND, GCC, compile_all, configure, half_of
+from builds import GCC, HALF_NOTE, compile_all, configure, half_of
 from common import Failed, Skipped, shut_if
 
 # Patterns that PTX must have, and the reasons.
@@ -272,7 +272,7 @@ def cuda(context):
     shut_if(resource_breaches(entries), "kernels that use too much")
     results.append(keep_figures(context, nvcc, entries))
     results.append(sass(context, {arch: cubin for arch, (cubin, _) in zip(compiled, found, strict=True)}))
-    return "; ".join(filter(None, results)) + EVERY_SECOND * (compiled is not ARCHITECTURES)
+    return "; ".join(filter(None, results)) + HALF_NOTE * (compiled is not ARCHITECTURES)
 
 
 def by_cmake(context, folder):

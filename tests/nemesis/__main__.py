@@ -24,7 +24,8 @@ def arguments():
 
 
 def replay(seed, options, found):
-    """What a process holds shows only after several worlds of that process."""
+    """The command that plays a world again, with the worlds before it if a process holds too much: a leak shows only
+    after several worlds of one process."""
     held = any(text.startswith("I4") and " holds " in text for text in found)
     worlds = f"{options.seed} --worlds {seed - options.seed + 1}" if held else seed
     return f"python -m tests.nemesis --seed {worlds} --hosts {options.hosts} --timeout {options.timeout:g}"

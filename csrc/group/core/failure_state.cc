@@ -102,9 +102,11 @@ Status FailureState::fail(Failure failure) {
   if (port_ && !closed()) notify_other_hosts(*port_, members_.topology, failure);
   report_to_other_groups(failure);
   if (!reporting_to_others && !closed()) {  // once for all groups: each may have ranks that cannot be reached
-    const std::shared_ptr<net::Messenger> opened = port_ ? nullptr : net::Messenger::opened();
-    if (port_) port_->messenger().flush_reports();
-    if (opened) opened->flush_reports();
+    if (port_) {
+      port_->messenger().flush_reports();
+    } else if (const auto opened = net::Messenger::opened()) {
+      opened->flush_reports();
+    }
   }
   // A launcher that sees a rank die kills the others, often before the program has printed the exception.
   if (first.code() == Code::kPeerDied && !reporting_to_others) {

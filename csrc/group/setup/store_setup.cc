@@ -333,7 +333,7 @@ void StoreSetUp::throw_duplicate_rank(int64_t their_generation) {
                   " and by " + (other.empty() ? "another process" : other),
               options_.whole_job || options_.global_ranks.empty()
                   ? "give each process a rank of its own (RANK, init_process_group(rank=))"
-                  : "create the same groups, with the same ranks, in the same order on all ranks (new_group)");
+                  : kSameGroups);
 }
 
 /// The earlier process of this rank may have ended, or may have created the group for which this process waits. This

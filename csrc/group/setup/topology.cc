@@ -174,7 +174,7 @@ Error different_members(const Hello& rank, const std::string& group) {
   return {Code::kMismatch,
           "nvx: " + described(of_rank(rank.rank), place_of(rank)) + " creates group " + group +
               " for other global ranks than rank 0 does",
-          "create the same groups, with the same ranks, in the same order on all ranks (new_group)"};
+          kSameGroups};
 }
 
 std::vector<uint8_t> encode(std::span<const Hello> hellos) {

@@ -63,6 +63,8 @@ Hello decode_first(std::span<const uint8_t> value);
 
 /// The error of a rank that creates the group with `mine` ranks, where that one creates it with `theirs`.
 Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, size_t mine);
+inline constexpr const char* kSameGroups =
+    "create the same groups, with the same ranks, in the same order on all ranks (new_group)";
 /// The error of rank 0 if that rank creates the group for other global ranks.
 Error different_members(const Hello& rank, const std::string& group);
 

@@ -67,7 +67,7 @@ std::string read_key(const std::string& path) {
 const JobKey* JobKey::here() {
   static const bool kSet = std::getenv("NVX_JOB_KEY") != nullptr;
   if (config().job_key.empty() && !kSet) return nullptr;
-  // Whoever sets it wants authentication: the command that should have printed the key may have failed.
+  // A user who sets the variable wants authentication: the command that should have printed the key may have failed.
   if (config().job_key.empty())
     throw Error(Code::kInvalid, "nvx: NVX_JOB_KEY is set, but empty", std::string(kHowTo) + ", or unset it");
   static const JobKey* const kKey = new JobKey(config().job_key);

@@ -181,14 +181,14 @@ void HostProxyPath::drain(const Deadline& deadline, std::chrono::milliseconds gr
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
     const DeviceCommunicator& device = group->device();
-    for (uint64_t before = ~uint64_t(0); before != device.finished();) {
+    const auto quiet = [&] { return device.is_quiet(); };
+    uint64_t before = 0;
+    bool over = false;
+    do {
       before = device.finished();
       const Deadline limit{Clock::now(), std::min(deadline.end, Clock::now() + grace)};
-      if (wait_on_device(
-              *group, [&] { return device.is_quiet(); }, limit))
-        break;
-      if (deadline.passed(Clock::now())) break;
-    }
+      over = wait_on_device(*group, quiet, limit).has_value() || deadline.passed(Clock::now());
+    } while (!over && device.finished() != before);
     const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
     if (!group->failure_seen() && !context_.muted->exchange(true))
