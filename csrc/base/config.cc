@@ -37,7 +37,9 @@ constexpr Variable kVariables[] = {
     {"NVX_HOST_ID", "", "by kernel and network namespace",
      "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
-     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers",
+     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interface that leads to the host of the TCPStore, and "
+     "other "
+     "cards that are at least as fast",
      "network interfaces between hosts, for groups over several hosts only: a list of prefixes of names; with '=' in "
      "front, of exact names; with '^' in front, of prefixes to exclude (=eth0, ^docker,veth)",
      "", 0, "interfaces, separated by commas"},
@@ -59,8 +61,10 @@ constexpr Variable kVariables[] = {
     {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores",
      "microseconds a waiter spins before it sleeps; above 20000 it is 20000", kWhole, -1},
     {"NVX_ALGO", "", "size and ranks decide",
-     "forces one_shot or pipelined where both are possible: CPU tensors up to 64 KiB inside a host. NVX_TUNE sets the "
-     "limits between other algorithms",
+     "forces an algorithm. CPU tensors up to 64 KiB inside a host: one_shot or pipelined. CUDA tensors by kernels: "
+     "one_shot sends packets in one trip where they fit, pipelined sends chunks at every size. NVX_TUNE sets the "
+     "limits "
+     "between algorithms",
      "one_shot, pipelined"},
     {"NVX_TUNE", "", "the table that `nvx explain` prints",
      "keys of the table of `nvx explain` with other values, and '@' with the path of a file that `nvx tune` wrote "

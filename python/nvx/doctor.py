@@ -32,6 +32,7 @@ from . import gpudirect, interrupts
 from .bench.collectives import COLLECTIVES
 from .bench.peers import Case, torch_call
 from .bench.world import World
+from .commands.env import effect
 
 SCHEMA = 1
 RANKS = 2
@@ -99,7 +100,7 @@ def check_variables():
         return Finding("variables", "FAIL", why, "correct NVX_TUNE, or unset it; `nvx explain` lists its keys")
     rows = module.config_table()
     wrong = [
-        f"{name}={os.environ.get(name)} is {fault}: the default ({default}) is used"
+        f"{name}={os.environ.get(name)} is {fault}: {effect(name, default)}"
         for name, default, _, _, fault in rows
         if fault
     ]
@@ -110,7 +111,7 @@ def check_variables():
     if wrong:
         return Finding("variables", "WARN", "; ".join(wrong), "`nvx env` lists the variables and their valid values")
     known = sum(name in os.environ for name, *_ in rows)
-    return okay("variables", f"{known} NVX_* variables have valid values" if known else "no NVX_* variable is set")
+    return okay("variables", f"no fault found in {known} NVX_* variables" if known else "no NVX_* variable is set")
 
 
 def check_served_names():

@@ -198,6 +198,7 @@ def test_doctor_names_the_variables_that_are_wrong():
     assert "NVX_STAGING_MB=0 is less than 1: the default (30) is used" in output
     assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in output
     assert "NVX_ALGO" not in output
+    assert variables_reported(NVX_ALLOW_FROM="10.0.0").endswith(": groups over several hosts fail\n")
     assert variables_reported(NVX_ALGO="one_shot").startswith("OKAY ")
     assert variables_reported(NVX_TUNE="lease=1").startswith("FAIL NVX_TUNE: lease=1 is not a number from 262144")
     assert variables_reported(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"

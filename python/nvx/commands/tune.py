@@ -1,4 +1,4 @@
-"""`nvx tune`: measures on this machine the values that nvx's choices of algorithms follow, and writes them to a file.
+"""`nvx tune`: measures on this machine the keys of NVX_TUNE that one host can measure, and writes them to a file.
 
 Every candidate runs `nvx bench` in fresh rank processes, in turns. A default stays unless another value is faster in
 every round, and by more than 3 % in the median.
