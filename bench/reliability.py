@@ -125,8 +125,8 @@ ROWS = (
     Row("R35", "cost of a change: an all_reduce of two ranks beside the build before it, percent",
         ("8 B on 1 host(s) <= 2", "8 B on 2 host(s) <= 2", "1 MiB on 1 host(s) <= 1", "1 MiB on 2 host(s) <= 1"),
         ("python bench/sides.py --before {before}",)),
-    Row("R36", "errors that have rank, pid, host and advice; in calls also the own rank and the call's number. Nobody "
-        "knows the pid and host of a rank that has never come: such errors are not among the `met`",
+    Row("R36", "errors that have rank, pid, host and advice; in calls also the own rank and the call's number. `met`: "
+        "errors about ranks that had reached the set-up; of others nvx knows neither pid nor host",
         ("rank = errors", "advice = errors", "host >= met", "pid >= met", "own rank = in calls", "call = in calls"),
         ("nvx drill --fault kill exit raise op size memory descriptors link "
          "--phase init first steady async new_group",)),

@@ -51,6 +51,10 @@ The types of all_reduce, reduce and reduce_scatter. The other calls move tensors
 | Ctrl-C | KeyboardInterrupt, once, from any blocking call of nvx | unusable; the peers get the error |
 | an exception of a signal handler, such as TimeoutError | that exception | unusable; the peers get its name |
 """
+EXITS = """\
+`nvx COMMAND --help` lists the options. A command ends with 0; with 1 if a check failed (`nvx drill`, weights of
+`nvx demo`, `nvx doctor --strict` after a warning) or no rank was found (`nvx status`, `nvx trace`); with 2 if it
+refuses or cannot run, and `nvx doctor` for a failed check. Ctrl-C ends it with 130 (`nvx status`: 0)."""
 CLASSES = {  # shown name: (file, name there)
     "nvx.ProcessGroup": ("_C.pyi", "ProcessGroupNVX"),
     "nvx.Options": ("_C.pyi", "Options"),
@@ -107,7 +111,7 @@ def classes():
 
 def page():
     rows = [f"| `nvx {name}` | {row[1]} |\n" for name, row in assigned("cli.py", "COMMANDS").items()]
-    table = "`nvx COMMAND --help` lists the options.\n\n| command | purpose |\n|---|---|\n" + "".join(rows)
+    table = f"{EXITS}\n\n| command | purpose |\n|---|---|\n" + "".join(rows)
     parts = ["## Functions\n", *functions(), "## Classes\n", *classes(), TABLES, "## Commands\n", table]
     return HEAD + "\n" + "\n".join(parts) + "\n<!-- end of the reference -->\n"
 
