@@ -101,7 +101,7 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
   if (header.op != 0 && header.op == signs.last_ping) signs.last_ping = 0;
   if (header.value == kDeclaredLost) {
     const std::string text(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
-    const std::string why = "considers this process lost: " + printable(text);
+    const std::string why = "has declared this process lost: " + printable(text);
     // If a newer group has connected to it since, only the group of the ping has lost it.
     if (int32_t(header.op - signs.earlier_pings) <= 0) return note_departure(header, why);
     signs.has_declared_this_lost |= messenger_.lost_because(peer).empty();
@@ -140,7 +140,7 @@ void Liveness::ping(PeerId peer, uint64_t group, int from, int to) {
     const auto silent = now - signs.pinged_first;
     if (silent > silence_) {
       const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
-      return messenger_.disconnect(peer, "has given no sign of life for " + std::to_string(s) + " s");
+      return messenger_.disconnect(peer, "it did not answer pings for " + std::to_string(s) + " s");
     }
     if (silent > silence_ * 3 / 10 && !signs.warned) {
       signs.warned = true;

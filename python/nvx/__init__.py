@@ -175,24 +175,24 @@ def _autoload():
             _warn(why_not)
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
-            text = f"NVX_AS: nvx can serve {' and '.join(stand_in.names())}, not {', '.join(strange)}"
-            print(f"nvx[{os.getpid()}] {text}: torch's own backend serves that", file=sys.stderr)
+            text = f"NVX_AS: nvx can replace {' and '.join(stand_in.names())}, not {', '.join(strange)}"
+            print(f"nvx[{os.getpid()}] {text}. Groups of that name use torch's own backend", file=sys.stderr)
         stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
         _warn(f"nvx could not register itself: {error}")
 
 
 def serve_as(*names: str) -> None:
-    """Serves groups that are requested as "gloo" or "nccl": those made from now on are nvx's.
+    """Makes nvx replace "gloo" or "nccl" in groups that are made from now on.
 
     NVX_AS=gloo does the same without a change of the program. `get_backend` keeps answering with the name that was
-    requested. All ranks must call it alike, before the group is made. A name that nvx cannot serve, such as "nccl" with
-    a torch without CUDA, raises ValueError.
+    requested. All ranks must call it alike, before the group is made. A name that nvx cannot replace, such as "nccl"
+    with a torch without CUDA, raises ValueError.
     """
     known, strange = stand_in.parse(",".join(names))
     if strange or not known:
         can = " and ".join(stand_in.names())
-        raise ValueError(f"nvx.serve_as: nvx can serve {can}, not {', '.join(map(repr, strange)) or 'no name'}")
+        raise ValueError(f"nvx.serve_as: nvx can replace {can}, not {', '.join(map(repr, strange)) or 'no name'}")
     _register()
     stand_in.serve(known)
 

@@ -118,7 +118,7 @@ def check_served_names():
     """The backend of a program that requests a name in NVX_AS; None if that is not set."""
     names, strange = nvx.stand_in.parse(os.environ.get("NVX_AS", ""))
     if strange:
-        text = f"NVX_AS={os.environ['NVX_AS']}: nvx cannot serve {', '.join(strange)}, and leaves those groups alone"
+        text = f"NVX_AS={os.environ['NVX_AS']}: nvx cannot replace {', '.join(strange)}, and leaves those groups alone"
         return Finding("NVX_AS", "WARN", text, f"name {' or '.join(nvx.stand_in.names())}")
     if not names:
         return None

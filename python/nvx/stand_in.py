@@ -112,7 +112,7 @@ def _set_backend_name(c10d, group, requested, actual, store):
     _groups += 1
     if _groups == 1 and group.rank() == 0:
         these = " and ".join(sorted(_served))
-        print(f"nvx serves the groups that are requested as {these}; get_backend() returns that name", file=sys.stderr)
+        print(f"nvx replaces {these} in this job; get_backend() still returns that name", file=sys.stderr)
 
 
 class RefusalHandler(logging.Handler):

@@ -63,7 +63,7 @@ def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
             assert tried > 10
             assert made == 0
         assert of_ipc[2] > 10
-        assert "is not let in" in cluster.logs()
+        assert "tried to connect" in cluster.logs()
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, l
             words
         )
         assert "set NVX_ALLOW_FROM there" in words, words
-        assert "is not let in" in (tmp_path / "rank0.log").read_text()
+        assert "tried to connect" in (tmp_path / "rank0.log").read_text()
 
 
 @both_versions

@@ -182,7 +182,7 @@ def test_doctor_reports_what_a_served_name_gets(monkeypatch):
         found = doctor.check_served_names()
         assert (found.state, found.text) == ("FAIL", "a group requested as gloo runs over gloo")
     monkeypatch.setenv("NVX_AS", "gloo,mpi")
-    assert doctor.check_served_names().text.startswith("NVX_AS=gloo,mpi: nvx cannot serve mpi")
+    assert doctor.check_served_names().text.startswith("NVX_AS=gloo,mpi: nvx cannot replace mpi")
 
 
 def variables_reported(**environment):

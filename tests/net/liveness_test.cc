@@ -88,7 +88,7 @@ TEST(Signs, ProcessLosesAPeerThatHasDeclaredItLost) {
   alone.come({from_process(Kind::kPong, 2, "has been silent", 1)});
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
-  EXPECT_EQ(departure->why, "considers this process lost: has been silent");
+  EXPECT_EQ(departure->why, "has declared this process lost: has been silent");
 }
 
 TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
@@ -176,7 +176,7 @@ TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
   EXPECT_FALSE(departure->left());
-  EXPECT_EQ(departure->why, "considers this process lost: has been silent") << "in that group";
+  EXPECT_EQ(departure->why, "has declared this process lost: has been silent") << "in that group";
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
 }
 

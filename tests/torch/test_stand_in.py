@@ -103,7 +103,7 @@ def test_every_way_to_request_gloo_gives_nvx(launch):
         assert report["run"] == ["nvx"] * 5
         assert report["by class"] == "gloo", "a ProcessGroupGloo that a user makes is one"
         assert report["served"] == [["gloo"], 4], "the mesh uses the default group"
-    text = "nvx serves the groups that are requested as gloo"
+    text = "nvx replaces gloo in this job"
     assert first.errors.count(text) == 1 and second.errors.count(text) == 0
 
 
@@ -252,7 +252,7 @@ except dist.DistBackendError as error:
 def test_names_that_nvx_cannot_serve(launch):
     ended = launch("report(alive=True)", {"NVX_AS": "gloo,mpi"}, fresh=True)[0]
     assert ended.report == {"alive": True}
-    assert re.search("NVX_AS: nvx can serve gloo( and nccl)?, not mpi", ended.errors)
+    assert re.search("NVX_AS: nvx can replace gloo( and nccl)?, not mpi", ended.errors)
     code = """
 import nvx
 try:
@@ -283,7 +283,7 @@ report(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
     ended = launch(code, {"NVX_AS": "gloo,nccl"}, fresh=True)[0]
     with_cuda = bool(ended.report["cuda"])
     assert ended.report["served"] == (["gloo", "nccl"] if with_cuda else ["gloo"])
-    text = "NVX_AS: nvx can serve gloo, not nccl (this torch is built without CUDA)"
+    text = "NVX_AS: nvx can replace gloo, not nccl (this torch is built without CUDA)"
     assert (text in ended.errors) == (not with_cuda)
 
 

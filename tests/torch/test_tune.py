@@ -135,7 +135,7 @@ def test_ranks_must_agree(rank, world):
     spelled = ("lease=1M,slice=64K", {"slice": 65536, "lease": "1024K"})
     group = dist.new_group(pg_options=nvx_options(tune=spelled[rank]))
     dist.barrier(group)
-    message = "differ in NVX_TUNE: rank 0 has lease=1048576, rank 1 has lease=2097152. Next: set the same on all ranks"
+    message = "differ in NVX_TUNE: rank 0 has lease=1048576, rank 1 has lease=2097152. Next: set the variable"
     with pytest.raises(dist.DistBackendError, match=message):
         dist.new_group(pg_options=nvx_options(tune={"lease": f"{rank + 1}M"}))
     with pytest.raises(dist.DistBackendError, match="differ in NVX_TUNE: rank 1 has slice=65536, rank 0 does not"):

@@ -56,11 +56,11 @@ Failure Diagnosis::counts(const std::string& where, const std::string& what, con
 }
 
 Failure Diagnosis::bad_lease(const std::string& peer, const std::string& context) const {
-  return {Code::kMismatch, peer + " announces staging memory outside its arena", context};
+  return {Code::kMismatch, peer + " sent an invalid position of its staging memory", context, kOneVersion};
 }
 
 Failure Diagnosis::bad_message(const std::string& peer, const std::string& what, const std::string& context) const {
-  return {Code::kMismatch, peer + " sends data that belongs to no message of " + what, context};
+  return {Code::kMismatch, peer + " sends data that belongs to no message of " + what, context, kOneVersion};
 }
 
 Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& awaited, size_t ranks,
@@ -77,7 +77,9 @@ Failure Diagnosis::timeout(const std::string& what, const std::string& after, co
 }
 
 Failure Diagnosis::no_memory(const std::string& what) const {
-  return {Code::kSystem, self() + " has no memory left for " + what};
+  return {.code = Code::kSystem,
+          .cause = self() + " has no memory left for " + what,
+          .advice = "raise the memory limit of the process or container"};
 }
 
 // --- of another rank
@@ -107,10 +109,7 @@ Failure Diagnosis::lost(int rank, const std::string& why) const {
 }
 
 Failure Diagnosis::declared_lost(int rank, const std::string& why) const {
-  return {.code = Code::kPeerDied,
-          .cause = describe_(rank) + " has given up on " + name_(rank_) + " (" + why + ")",
-          .advice = kAfterAStop,
-          .lost_rank = rank};
+  return {.code = Code::kPeerDied, .cause = describe_(rank) + " " + why, .advice = kAfterAStop, .lost_rank = rank};
 }
 
 Failure Diagnosis::reported(const Failure& failure, int by) const {

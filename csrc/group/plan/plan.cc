@@ -85,7 +85,7 @@ kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts) {
 
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Row& r = row(collective);
-  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
+  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "up to the limit of one-shot"};
   return {r.large, lease_for(bytes, facts), "the message is too large for one-shot: chunks through staging memory"};
 }
 

@@ -209,7 +209,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
                   kOneVersion);
     }
     if (!terminated(hello.host_name) || !terminated(hello.socket)) {
-      throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");
+      throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged", kOneVersion);
     }
   }
   return hellos;
@@ -226,7 +226,8 @@ struct AddressesHead {
 constexpr size_t kMostAddress = 16 << 10;
 
 [[noreturn]] void damaged_addresses() {
-  throw Error(Code::kMismatch, "nvx: the ranks' addresses in the store are damaged, or of another version of nvx");
+  throw Error(Code::kMismatch, "nvx: the ranks' addresses in the store are damaged, or of another version of nvx",
+              kOneVersion);
 }
 
 }  // namespace
@@ -287,7 +288,7 @@ Topology Topology::from(std::vector<Hello> ranks, const std::function<std::strin
       throw Error(Code::kMismatch,
                   "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) + " differ in " +
                       differing(first, values(0), hello, values(int(i))),
-                  "set the same on all ranks, or on none");
+                  "set the variable to the same value on all ranks, or on none");
     }
     if (hello.key_tag != first.key_tag) throw different_keys(topology, int(i));
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);

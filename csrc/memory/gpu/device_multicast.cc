@@ -187,7 +187,7 @@ void MappingSetup::share_multicast() {
   uint64_t granularity = 1;
   for (const MulticastInfo& info : steps.infos()) granularity = std::max(granularity, info.granularity);
   if (granularity > kMost || (granularity & (granularity - 1)) != 0)
-    throw Error(Code::kMismatch, "nvx: a rank describes multicast memory that it cannot have");
+    throw Error(Code::kMismatch, "nvx: a rank sent an invalid description of its multicast memory");
   const size_t bytes = round_up(options_.multicast_bytes, granularity);
 
   const auto fd = std::make_shared<Fd>();

@@ -121,7 +121,7 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
     const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
                       offer.bytes >= room && offer.check <= offer.bytes - room;
     if (!here && !(named && offer.state == Offer::kRetry))
-      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes GPU memory that it cannot have");
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " sent an invalid description of its GPU memory");
     retry = retry || offer.state == Offer::kRetry;
   }
   if (retry) touched_ = false;

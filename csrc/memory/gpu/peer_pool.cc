@@ -48,7 +48,7 @@ class ForeignPool : public PeerPool {
                         reply.bytes <= reply.room - before;
     const auto whole = [&](uint64_t granule) { return reply.bytes % granule == 0 && reply.room % granule == 0; };
     if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(reply.kind))))
-      throw Error(Code::kMismatch, "nvx: it describes an impossible segment of its pool");
+      throw Error(Code::kMismatch, "nvx: it sent an invalid segment of its pool");
   }
 
   const std::shared_ptr<DeviceDriver> driver_;

@@ -163,7 +163,8 @@ void end_all_connections(const std::vector<Listener>& listeners) {
     });
     if (!more) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (deadline.passed(Clock::now())) refuse("connections from before the filter do not end");
+    if (deadline.passed(Clock::now()))
+      refuse("connections that were accepted before the filter was attached do not close");
   }
 }
 
@@ -263,11 +264,10 @@ void UcxListeners::warn_once() {
     NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
   if (warned_of_drops_ || dropped() == 0) return;
   warned_of_drops_ = true;
-  NVX_LOG(
-      kWarn,
-      "packets to the TCP port of this process were dropped: a host at an address that no rank of the job has named "
-      "is not let in, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is behind "
-      "address translation, set NVX_ALLOW_FROM here to the address that arrives");
+  NVX_LOG(kWarn,
+          "packets to the TCP port of this process were dropped: a host whose address no rank of the job has published "
+          "tried to connect, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is "
+          "behind address translation, set NVX_ALLOW_FROM here to the address that arrives");
 }
 
 }  // namespace nvx::net

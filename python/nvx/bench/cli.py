@@ -91,7 +91,7 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
     for name in parsed.vs:
         if name not in contenders.known():
             peers = contenders.peers_of(parsed.backend)
-            parser.error(f"--vs: nothing is called '{name}': beside {parsed.backend} there are {peers}")
+            parser.error(f"--vs: unknown contender '{name}'; beside {parsed.backend} there are {peers}")
 
 
 VERSUS_HELP = (
@@ -141,7 +141,7 @@ def parse_sweep(arguments: list[str]) -> argparse.Namespace:
     parsed = parser.parse_args(arguments)
     _check_common(parser, parsed)
     if parsed.cudagraph and parsed.device != "cuda":
-        parser.error("-G: graphs are of CUDA: --device cuda")
+        parser.error("-G needs --device cuda")
     if parsed.all:
         parsed.collectives = list(collectives.COLLECTIVES)
         if parsed.minbytes is None:

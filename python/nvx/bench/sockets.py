@@ -35,7 +35,7 @@ class SocketContender(Contender):
         super().__init__(name)
         of_cpu_tensors(name, world)
         if world.size != 2:
-            raise Unsupported("a raw socket joins two ranks")
+            raise Unsupported("the socket contender needs exactly 2 ranks")
         self.world = world
         self.socket = self._connect()
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -54,7 +54,7 @@ class SocketContender(Contender):
 
     def call(self, case: Case, times: int = 1) -> Call:
         if case.row.name != "all_reduce":
-            raise Unsupported("a raw socket moves what an all_reduce of two ranks must")
+            raise Unsupported("the socket contender measures all_reduce only")
         out = memoryview(case.send.view(torch.uint8).numpy())
         back = memoryview(bytearray(len(out)))
         channel, whole = self.socket, len(out)

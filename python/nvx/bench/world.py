@@ -205,7 +205,7 @@ def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     """Joins the ranks: the default process group is the gloo control group."""
     place = placed()
     if place is None:
-        raise LaunchError("not one of several ranks: start it with torchrun, mpirun or by itself")
+        raise LaunchError("RANK, WORLD_SIZE, ... are incomplete: use torchrun or mpirun, or unset them")
     rank, size = place
     torch.set_num_threads(1)
     if rendezvous is None and under_mpi() and "MASTER_ADDR" not in os.environ:

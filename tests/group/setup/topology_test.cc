@@ -145,7 +145,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);
   std::vector<Hello> otherwise = hellos(2);
   otherwise[1].agreed[1] ^= 1;
-  expect_refused(otherwise, "differ in NVX_TUNE. Next: set the same on all ranks");
+  expect_refused(otherwise, "differ in NVX_TUNE. Next: set the variable to the same value on all ranks");
   otherwise[1].agreed[2] ^= 1;
   expect_refused(otherwise, "differ in NVX_TUNE; NVX_DELEGATE.");
 }

@@ -339,15 +339,15 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
     const char* reason;
   } kTable[] = {
       {[](PoolReply& a) { a.magic = 1; }, "another version"},
-      {[](PoolReply& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an impossible segment"},
-      {[](PoolReply& a) { a.kind = 77; }, "an impossible segment"},
-      {[](PoolReply& a) { a.offset = 2 * M; }, "an impossible segment"},
-      {[](PoolReply& a) { a.bytes = 0; }, "an impossible segment"},
-      {[](PoolReply& a) { a.bytes = M; }, "an impossible segment"},
-      {[](PoolReply& a) { a.bytes = 66 * M; }, "an impossible segment"},
-      {[](PoolReply& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "an impossible segment"},
-      {[](PoolReply& a) { a.room = uint64_t(1) << 50; }, "an impossible segment"},
-      {[](PoolReply& a) { a.room = 64 * M + 1; }, "an impossible segment"},
+      {[](PoolReply& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an invalid segment"},
+      {[](PoolReply& a) { a.kind = 77; }, "an invalid segment"},
+      {[](PoolReply& a) { a.offset = 2 * M; }, "an invalid segment"},
+      {[](PoolReply& a) { a.bytes = 0; }, "an invalid segment"},
+      {[](PoolReply& a) { a.bytes = M; }, "an invalid segment"},
+      {[](PoolReply& a) { a.bytes = 66 * M; }, "an invalid segment"},
+      {[](PoolReply& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "an invalid segment"},
+      {[](PoolReply& a) { a.room = uint64_t(1) << 50; }, "an invalid segment"},
+      {[](PoolReply& a) { a.room = 64 * M + 1; }, "an invalid segment"},
       {[](PoolReply& a) { a.bytes = 4 * M; }, "cuMemMap"},  // the memory is smaller
   };
   for (const auto& row : kTable) {
@@ -370,7 +370,7 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
     return reply;
   });
   const auto seen = mine.registry->peer_pool(0, changing.owner());
-  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an impossible segment"), std::string::npos)
+  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an invalid segment"), std::string::npos)
       << "another pool all of a sudden";
   EXPECT_EQ(seen->mapped(), 2 * M);
   ASSERT_EQ(elsewhere.release(made), 0);

@@ -432,10 +432,10 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
       {0, 0, 1, "describes its GPU in the format of another version of nvx"},
       {0, 4, 1, "describes its GPU in the format of another version of nvx"},
       {0, 100, 0, "is damaged"},
-      {1, 0, 1, "GPU memory that it cannot have"},
-      {1, 12, 1, "GPU memory that it cannot have"},
-      {1, 45, 3, "GPU memory that it cannot have"},
-      {1, 53, 3, "GPU memory that it cannot have"},
+      {1, 0, 1, "an invalid description of its GPU memory"},
+      {1, 12, 1, "an invalid description of its GPU memory"},
+      {1, 45, 3, "an invalid description of its GPU memory"},
+      {1, 53, 3, "an invalid description of its GPU memory"},
       {2, 7, 0, "is damaged"},
   };
   for (const auto& spoilt : kSpoilt) {
