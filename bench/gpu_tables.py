@@ -119,8 +119,10 @@ def parts(document: Row) -> str:
         counts = f"{len(tests)} tests" if tests else f"{sum('end' not in row for row in part['rows'])} rows"
         backends = {row["backend"] for row in part["rows"] if "backend" in row}
         why = part["why"] or (ALONE if name in REFUSED and backends == {"nvx"} else "")
-        cells.append([f"`{name}`", part["state"], counts, why[:110].replace("|", "/")])
-    return table(["part", "state", "holds", "why"], cells)
+        if why or part["state"] != "passed":
+            cells.append([f"`{name}`", part["state"], counts, why[:110].replace("|", "/")])
+    rest = len(document["parts"]) - len(cells)
+    return f"{rest} parts passed without a remark. The others:\n\n" + table(["part", "state", "holds", "why"], cells)
 
 
 def tables(document: Row) -> str:
