@@ -32,7 +32,6 @@ from . import gpudirect, interrupts
 from .bench.collectives import COLLECTIVES
 from .bench.peers import Case, torch_call
 from .bench.world import World
-from .commands.env import effect
 
 SCHEMA = 1
 RANKS = 2
@@ -100,7 +99,8 @@ def check_variables():
         return Finding("variables", "FAIL", why, "correct NVX_TUNE, or unset it; `nvx explain` lists its keys")
     rows = module.config_table()
     wrong = [
-        f"{name}={os.environ.get(name)} is {fault}: {effect(name, default)}"
+        f"{name}={os.environ.get(name)} is {fault}: "
+        + ("groups over several hosts fail" if name == "NVX_ALLOW_FROM" else f"the default ({default}) is used")
         for name, default, _, _, fault in rows
         if fault
     ]

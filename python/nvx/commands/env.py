@@ -6,25 +6,19 @@ import os
 import nvx
 
 
-def effect(name, default):
-    """What a wrong value does."""
-    return "groups over several hosts fail" if name == "NVX_ALLOW_FROM" else f"the default ({default}) is used"
-
-
 def text():
     lines = []
     for name, default, meaning, accepted, fault in nvx._load().config_table():
         state = f"default {default}"
         if os.environ.get(name):
-            what = f", which is {fault}: {effect(name, default)}" if fault else f" (default {default})"
-            value = "a secret" if name == "NVX_JOB_KEY" else repr(os.environ[name])
-            state = f"set to {value}{what}"
+            used = f"the default ({default}) is used" if name != "NVX_ALLOW_FROM" else "groups over several hosts fail"
+            what = f", which is {fault}: {used}" if fault else f" (default {default})"
+            state = f"set to {'a secret' if name == 'NVX_JOB_KEY' else repr(os.environ[name])}{what}"
         lines.append(f"{name}\n    {meaning}\n    accepts {accepted}\n    {state}")
     return "\n".join(lines)
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="nvx env", description="Lists the NVX_* variables.")
-    parser.parse_args(arguments)
+    argparse.ArgumentParser(prog="nvx env", description="Lists the NVX_* variables.").parse_args(arguments)
     print(text())
     return 0
