@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import threading
 import time
 
 import fake_nccl
@@ -469,6 +470,25 @@ def test_destroying_a_group_waits_for_calls_in_flight(rank, world):
     dist.all_reduce(tensor)
     dist.destroy_process_group()
     assert fake_nccl.calls()["shutdown"] == 1 and "abort" not in fake_nccl.calls()
+    assert_all(tensor, 3)
+
+
+@on_nccl_gpus(2)
+def test_a_handler_may_destroy_the_group_again_that_waits_for_its_calls(rank, world):
+    dist.all_reduce(on_gpu(1, LARGE))
+    tensor = torch.empty(LARGE, device=GPU)
+    slow_fill(tensor, rank + 1, 2000)
+    dist.all_reduce(tensor)
+    backend, handled = dist.group.WORLD._get_backend(torch.device(GPU)), []
+    before = signal.signal(signal.SIGUSR2, lambda *_: handled.append(backend.shutdown()))
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    timer.start()
+    try:
+        dist.destroy_process_group()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+    assert handled == [None] and "abort" not in fake_nccl.calls()
     assert_all(tensor, 3)
 
 

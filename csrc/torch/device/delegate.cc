@@ -250,16 +250,15 @@ void Delegate::cancel() {
 
 void Delegate::finalize() {
   if (origin_.elsewhere() || !connected_.is_yes()) return;
-  bool clear = false, stopped = false;
-  const auto over = [&] {
-    const bool well = check_flights().ok();
-    MutexLock lock(mutex_);
-    clear = flights_.empty();
-    return clear || !well || cancelled_ || (stopped = stopped || stop_requested());
-  };
   const auto in_flight = [&] {
     MutexLock lock(mutex_);
     return flights_.size();
+  };
+  bool clear = false, stopped = false;
+  const auto over = [&] {
+    const bool well = check_flights().ok();
+    clear = in_flight() == 0;
+    return clear || !well || cancelled_ || (stopped = stopped || stop_requested());
   };
   size_t left = in_flight(), before = left + 1;
   while (left < before && !poll_until(over, Deadline::after(kShutdownTime))) {
