@@ -24,7 +24,7 @@ void set_interrupt_text(std::string text) { stored_text() = std::move(text); }
 bool stop_requested() {
   constexpr std::chrono::milliseconds kInterval{100};
   const InterruptCheck check = interrupt_check.load(std::memory_order_relaxed);
-  if (!check || syscall(SYS_gettid) != getpid()) return false;
+  if (!check || Uninterrupted::depth != 0 || syscall(SYS_gettid) != getpid()) return false;
   static Clock::time_point next{};  // used by the main thread only
   const auto now = Clock::now();
   if (now < next) return false;

@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/thread_state.h"
@@ -176,6 +177,7 @@ Group::~Group() {
     (void)core_.release();
     return;
   }
+  const Uninterrupted here;
   LiveObjects<FailureState>::here().remove(core_->failures);
   leave();
   if (finalizes_later_) finalize();  // no operation has ended since

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/interrupt.h"
 #include "base/per_process.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
@@ -19,6 +20,7 @@ Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::in
 
 /// If peers may write to this rank's memory, a thread of the group waits for that, which would keep the group alive.
 Communicator::~Communicator() {
+  const Uninterrupted here;
   LiveObjects<Communicator>::here().remove(*this);
   if (has_memory_for_peers) group().leave();
 }

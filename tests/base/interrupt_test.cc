@@ -36,6 +36,16 @@ TEST_F(Interrupt, IsCheckedOnTheMainThreadOnly) {
   EXPECT_EQ(checks, 0);
 }
 
+TEST_F(Interrupt, StaysPendingForADestructor) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  {
+    const Uninterrupted here;
+    while (std::chrono::steady_clock::now() < end) EXPECT_FALSE(stop_requested());
+  }
+  EXPECT_EQ(checks, 0);
+  EXPECT_TRUE(stop_requested());
+}
+
 TEST(InterruptUnset, NothingIsChecked) { EXPECT_FALSE(stop_requested()); }
 
 }  // namespace

@@ -67,6 +67,7 @@ Delegate::~Delegate() {
     new auto(std::move(flights_));  // ... and so do its events
     return;
   }
+  const Uninterrupted here;
   contain("leaving a delegate", [&] { finalize(); });
 }
 
