@@ -33,7 +33,8 @@ class ProcessGroupNVX(Backend):
         tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of
             NVX_TUNE, and inherited by groups that split off. The same on all ranks.
         group_desc: a description of the group; nvx does not use it.
-        group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.
+        group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored, except
+            the name of an nvx.ProcessGroup, which logs and errors have.
         enable_reconfigure: from torch 2.14 on; if True, the group begins without ranks: dist._reconfigure sets them.
         """
 

@@ -129,7 +129,7 @@ def _create(group, pg_options):
         raise
     wanted = (getattr(options, "enable_reconfigure", False) for options in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
-    return kind(group.store, group.group_rank, group.group_size, _options(pg_options, group))
+    return kind(group.store, group.group_rank, group.group_size, _options(pg_options, group), _by_torch=True)
 
 
 def _devices():

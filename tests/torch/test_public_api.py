@@ -45,16 +45,30 @@ def test_groups_over_one_store_behind_prefixes(world):
             assert totals == [[world * (world - 1) / 2] * 5] * 2
 
 
+def test_the_options_of_other_groups_serve_again():
+    store = dist.HashStore()
+
+    def body(rank):
+        options = nvx.Options(timeout=datetime.timedelta(seconds=30))
+        options.group_name, options.global_ranks_in_group = "mine", [2 * rank, 2 * rank + 1, 7][: 2 + rank]
+        group = nvx.ProcessGroup(store, rank, 2, options)
+        x = torch.ones(5)
+        group.allreduce([x]).wait()
+        group.shutdown()
+        return x.tolist(), group.options.group_name, group.options.global_ranks_in_group
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(body, range(2))) == [([2.0] * 5, "mine", [])] * 2
+
+
 def test_a_rank_that_has_another_world_size_is_named_by_those_that_wait():
     store, message = dist.HashStore(), r"\(pid \d+, host \S+\) was started with a world size of"
-    alone = nvx.Options()
-    alone.group_name = "default_pg"  # as torch names the group of the whole job
-    nvx.ProcessGroup(store, 0, 1, alone).shutdown()
+    nvx.ProcessGroup(store, 0, 1, _by_torch=True).shutdown()  # the group of the whole job
     short = nvx.Options(timeout=datetime.timedelta(seconds=0.3))
     with pytest.raises(dist.DistBackendError, match=f"rank 0 has not joined; rank 0 {message} 1; this is rank 1"):
         nvx.ProcessGroup(store, 1, 2, short)
     store = dist.HashStore()
-    nvx.ProcessGroup(store, 0, 1, alone).shutdown()
+    nvx.ProcessGroup(store, 0, 1, _by_torch=True).shutdown()
     with pytest.raises(dist.DistBackendError, match="rank 1 has not joined; this is rank 0"):
         nvx.ProcessGroup(store, 0, 2, short)  # it has joined a larger world since
     store = dist.HashStore()

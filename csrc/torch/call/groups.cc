@@ -18,8 +18,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   facts.kernels = options.kernels;
   facts.tune = options.tune;
   facts.global_ranks = options.global_ranks_in_group;
-  // torch names its groups; a program's own may be of any ranks.
-  if (facts.global_ranks.empty() && !options.ranks_unknown && !options.group_name.empty()) {  // the default group
+  if (facts.global_ranks.empty() && !options.ranks_unknown) {  // the default group
     facts.whole_job = true;
     for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
   }

@@ -17,7 +17,7 @@ constexpr bool is_no_timeout(std::chrono::milliseconds given) { return given < -
 struct NvxOptions final : c10d::Backend::Options {
   explicit NvxOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options("nvx", timeout) {}
-  /// For a group that was merged out of several: its ranks' global ranks are unknown.
+  /// For a group whose ranks' global ranks are unknown, such as one merged out of several, or a program's own.
   bool ranks_unknown = false;
   /// nvx replaces gloo in this group: see GlooRanks.
   bool replaces_gloo = false;

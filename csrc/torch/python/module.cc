@@ -208,13 +208,18 @@ py::object mem_allocator() {
   return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
+/// by_torch: the options' global ranks are this group's. Those of a program may be of a group whose options it reuses.
 template <class Group>
 auto init_group() {
   return py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                     const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
+                     const c10::intrusive_ptr<ProcessGroupNVX::Options>& options, bool by_torch) {
     // A call_guard would keep the GIL released while pybind11 registers the object.
     const py::gil_scoped_release unlocked;
-    return c10::make_intrusive<Group>(store, rank, size, options);
+    const auto own = options ? c10::make_intrusive<ProcessGroupNVX::Options>(*options)
+                             : c10::make_intrusive<ProcessGroupNVX::Options>();
+    own->ranks_unknown = !by_torch;
+    if (!by_torch) own->global_ranks_in_group.clear();
+    return c10::make_intrusive<Group>(store, rank, size, own);
   });
 }
 
@@ -277,7 +282,8 @@ kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups tha
 tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
     and inherited by groups that split off. The same on all ranks.
 group_desc: a description of the group; nvx does not use it.
-group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.
+group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored, except the name
+    of an nvx.ProcessGroup, which logs and errors have.
 enable_reconfigure: from torch 2.14 on; if True, the group begins without ranks: dist._reconfigure sets them.)";
 
 constexpr const char* kKernelWords[] = {"0", "auto", "1"};  // by Kernels
@@ -416,10 +422,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return c10::make_intrusive<ProcessGroupNVX::Options>(self);
       });
   define_group(group);
-  group.def(init_group<ProcessGroupNVX>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none());
+  group.def(init_group<ProcessGroupNVX>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none(),
+            "_by_torch"_a = false);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   Class<Reconfigurable, ProcessGroupNVX>(m, "Reconfigurable")
-      .def(init_group<Reconfigurable>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none());
+      .def(init_group<Reconfigurable>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none(),
+           "_by_torch"_a = false);
 #endif
   Class<NullBackend, c10d::Backend>(m, "NullBackend", "Moves no data: measures the cost of torch itself.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {
