@@ -86,7 +86,7 @@ def test_ranks_without_the_key_are_named(cluster, other, error):
 
 @pytest.mark.parametrize(
     ("key", "error"),
-    [("@/nowhere", "(NVX_JOB_KEY), cannot be read: No such file"), ("", "NVX_JOB_KEY is set, but empty")],
+    [("@/nowhere", "(NVX_JOB_KEY), cannot be read: No such file"), ("", "NVX_JOB_KEY is set, but it was empty")],
     ids=["no file", "an empty value"],
 )
 def test_a_rank_that_cannot_read_the_key_notifies_the_others(cluster, key, error):

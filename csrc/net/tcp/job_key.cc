@@ -69,7 +69,8 @@ const JobKey* JobKey::here() {
   if (config().job_key.empty() && !kSet) return nullptr;
   // A user who sets the variable wants authentication: the command that should have printed the key may have failed.
   if (config().job_key.empty())
-    throw Error(Code::kInvalid, "nvx: NVX_JOB_KEY is set, but empty", std::string(kHowTo) + ", or unset it");
+    throw Error(Code::kInvalid, "nvx: NVX_JOB_KEY is set, but it was empty or unset when this process loaded nvx",
+                std::string(kHowTo) + " before they start, or unset it");
   static const JobKey* const kKey = new JobKey(config().job_key);
   return kKey;
 }
