@@ -47,6 +47,15 @@ def test_a_command_reports_why_the_module_cannot_serve(monkeypatch, capsys, word
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "state"), [("", "set, but empty: no group can be made"), ("k" * 16, "set to a secret")]
+)
+def test_env_shows_whether_there_is_a_key(monkeypatch, capsys, key, state):
+    monkeypatch.setenv("NVX_JOB_KEY", key)
+    assert cli.main(["env"]) == 0
+    assert re.search(rf"^NVX_JOB_KEY\n(    .*\n)+    {state}", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     reader, writer = os.pipe()
     os.close(reader)
