@@ -148,7 +148,8 @@ class TorchStore final : public Store {
     auto answer = task->get_future();
     if (!Engine::here().start([task] { (*task)(); })) (*task)();
     constexpr std::chrono::milliseconds kSlice{20}, kHurry{2000}, kNoticeable{2000};
-    const Deadline limit = Deadline::after(hurries_ > 0 ? std::min(kHurry, patience_) : patience_);
+    const bool hurry = hurries_ > 0 && (patience_.count() <= 0 || patience_ > kHurry);  // 0 or less: no limit
+    const Deadline limit = Deadline::after(hurry ? kHurry : patience_);
     while (answer.wait_for(kSlice) == std::future_status::timeout) {
       if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
       if (hurries_ == 0) check_whether_to_wait();
