@@ -299,7 +299,8 @@ Topology Topology::from(std::vector<Hello> ranks, const std::function<std::strin
   return topology;
 }
 
-/// Ranks that launchers bind to cores of their own have these cores together; other ranks share theirs.
+/// Ranks that launchers bind to cores of their own have these cores together; other ranks share theirs. A hello has the
+/// number and a hash of its rank's cores, so sets that differ count as disjoint: a core of two of them counts twice.
 void Topology::count_cores() {
   for (const std::vector<int>& host : hosts) {
     std::map<uint32_t, size_t> shared;  // by affinity
