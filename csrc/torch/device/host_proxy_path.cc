@@ -182,13 +182,14 @@ void HostProxyPath::drain(const Deadline& deadline, std::chrono::milliseconds gr
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
     const DeviceCommunicator& device = group->device();
     const auto quiet = [&] { return device.is_quiet(); };
-    uint64_t before = 0;
-    bool over = false;
-    do {
-      before = device.finished();
+    for (uint64_t rounds = 0;; ++rounds) {
+      const uint64_t before = device.finished();
       const Deadline limit{Clock::now(), std::min(deadline.end, Clock::now() + grace)};
-      over = wait_on_device(*group, quiet, limit).has_value() || deadline.passed(Clock::now());
-    } while (!over && device.finished() != before);
+      if (wait_on_device(*group, quiet, limit) || deadline.passed(Clock::now()) || device.finished() == before) break;
+      if (rounds == 0)
+        NVX_LOG(kInfo, "group %s: this rank leaves when the operations in flight between hosts have ended",
+                group->name().c_str());
+    }
     const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
     if (!group->failure_seen() && !context_.muted->exchange(true))
