@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <climits>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -68,12 +69,14 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status launch_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                          std::span<const kernel::Piece> table, const kernel::MulticastView& view) override {
     NVX_TRY(check(channel, jobs, table, view));
-    if (trials++ == 0) std::this_thread::sleep_for(delay);
+    const int trial = trials++;
+    if (trial == 0) std::this_thread::sleep_for(delay);
+    const std::chrono::milliseconds pause = trial < most_slow ? slow : std::chrono::milliseconds(0);
     const bool hangs = kernel::is_multicast(jobs) && hangs_in_switch;
     if (!kernel::is_multicast(jobs)) NVX_TRY(trial_refusal);
     driver_->run(driver_, queue,
-                 [kernel = spec(channel, jobs, table, view), job = jobs.front(), slow = slow, bends = bends, hangs] {
-                   std::this_thread::sleep_for(slow);
+                 [kernel = spec(channel, jobs, table, view), job = jobs.front(), pause, bends = bends, hangs] {
+                   std::this_thread::sleep_for(pause);
                    if (!hangs) kernel();
                    if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
                  });
@@ -93,7 +96,8 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status refusal;                                ///< the answer to every call, if it fails
   Status trial_refusal;                          ///< the answer to trials, if it fails
   std::chrono::milliseconds delay{0};            ///< before the first kernel
-  std::chrono::milliseconds slow{0};             ///< before each kernel of a trial
+  std::chrono::milliseconds slow{0};             ///< before each kernel of a trial ...
+  int most_slow = INT_MAX;                       ///< ... up to this many
   std::optional<kernel::DeviceAlgorithm> bends;  ///< the kernels of a trial whose first result is wrong
   std::atomic<int> trials{0};
   std::atomic<bool> knows_ends{true};  ///< whether it can detect that a kernel has ended

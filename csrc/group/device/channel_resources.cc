@@ -53,9 +53,9 @@ bool shares_virtual_memory(const DevicePeer& peer) {
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-void warn_if_not_shown(const DeviceFacts& facts) {
+void warn_if_not_shown(const DeviceFacts& facts, int rank) {
   static std::atomic<bool> warned{false};
-  if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;
+  if (is_shown(facts.architecture, facts.cuda) || rank != 0 || warned.exchange(true)) return;
   NVX_LOG(kWarn,
           "kernels have not been tested on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
           "scripts/gpu_evidence.py tests this machine",
@@ -195,6 +195,7 @@ Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
   Trial trial{.options = options_, .drain_timeout = registry_.timeout(), .multicast = multicast()};
+  trial.shares_gpu = shares_gpu();
   trial.first_epoch = options_.first_epoch - trial.epochs();
   take_memory(trial.first_epoch);
   trial.channel = channel_;
@@ -244,15 +245,20 @@ void ChannelResources::give_up_multicast(const std::string& why) {
   if (options_.rank == 0) NVX_LOG(kWarn, "group %s: NVX_NVLS=1 has no effect: %s", options_.group.c_str(), why.c_str());
 }
 
+/// Whether ranks of other processes are on this rank's GPU.
+bool ChannelResources::shares_gpu() const {
+  for (int r = 0; r < options_.ranks; ++r)
+    if (mappings_->peer(r).same_gpu && mappings_->peer(r).kind != ShareKind::kPointer) return true;
+  return false;
+}
+
 /// Throws Error, on all ranks, if the kernels are too slow to be used.
 void ChannelResources::check_speed(std::chrono::microseconds each) const {
   char took[32];
   std::snprintf(took, sizeof took, "%.3g", double(each.count()) / 1e3);
   NVX_LOG(kInfo, "group %s: a small operation of kernels takes %s ms", options_.group.c_str(), took);
   if (options_.slowest.count() == 0 || each <= options_.slowest) return;
-  bool shared = false;
-  for (int r = 0; r < options_.ranks; ++r)
-    shared = shared || (mappings_->peer(r).same_gpu && mappings_->peer(r).kind != ShareKind::kPointer);
+  const bool shared = shares_gpu();
   throw Error(Code::kInvalid,
               std::string("nvx: a small operation of kernels takes ") + took + " ms" +
                   (shared ? ": processes that share a GPU without MPS take turns on it" : ""),
@@ -267,7 +273,7 @@ BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
       "querying the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
-  warn_if_not_shown(facts);
+  warn_if_not_shown(facts, options_.rank);
   warn_if_kernels_are_limited(facts);
   return reserve_blocks(
       bootstrap, *mappings_, options_,

@@ -65,6 +65,7 @@ class ChannelResources {
   void set_up(Bootstrap& bootstrap, kernel::KernelLauncher& launcher);
   Trial open_channel(Bootstrap& bootstrap, int resident);
   bool passes_trial(Bootstrap& bootstrap, kernel::KernelLauncher& launcher, const Trial& trial, std::string* why);
+  bool shares_gpu() const;
   void check_speed(std::chrono::microseconds each) const;
   void give_up_multicast(const std::string& why);
   BlockGrant reserve(Bootstrap& bootstrap, int resident);

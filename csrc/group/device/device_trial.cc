@@ -260,8 +260,9 @@ class DeviceTrial {
     while (!poll_until(over, Deadline::after(kPollSlice))) options_.check_peers();
     if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
-    std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());
-    each_ = std::chrono::duration_cast<std::chrono::microseconds>(gaps[gaps.size() / 2]);
+    const auto one = gaps.begin() + std::ptrdiff_t(gaps.size() / (trial_.shares_gpu ? 2 : 4));
+    std::nth_element(gaps.begin(), one, gaps.end());
+    each_ = std::chrono::duration_cast<std::chrono::microseconds>(*one);
   }
 
   /// Ends the open trials, and waits for the device to report it.

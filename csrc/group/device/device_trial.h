@@ -22,6 +22,7 @@ struct Trial {
   kernel::DeviceChannel channel{};
   kernel::Control* control = nullptr;    ///< the channel's control block, mapped on the host
   kernel::MulticastView multicast{};     ///< empty if the ranks have no multicast object
+  bool shares_gpu = false;               ///< with a rank of another process
   uint32_t first_epoch = 0;              ///< the epoch with which the pads were formatted
   std::vector<kernel::PeerPads> pads{};  ///< this rank's; its pads and its peers' are formatted
   /// Pinned host memory of `trial_bytes()`. `touches`: all memory that the kernels access, `buffer` too.
@@ -44,7 +45,9 @@ struct TrialVerdict {
   std::string why;     ///< one of the reasons, the same on all ranks
   /// Why the switch must not add; empty if it may. The same on all ranks, and no failure unless `failed`.
   std::string no_multicast;
-  /// The time of one operation, the same on all ranks: of each rank the median, and of these the longest.
+  /// The time of one operation, the same on all ranks: the longest of the ranks' times. Of a rank it is the lower
+  /// quartile, since other work may delay operations. A rank that shares its GPU takes the median: two processes in
+  /// turns end two operations in each turn, so half of the times are near zero.
   std::chrono::microseconds each{0};
 };
 

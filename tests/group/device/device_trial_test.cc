@@ -122,6 +122,28 @@ TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreUsedOnlyIfForced) {
   }
 }
 
+/// Other work may delay most operations of a trial. Of processes in turns half of the operations end at once.
+TEST(DeviceTrial, KernelsThatAreSometimesSlowAreUsedUnlessProcessesMayTakeTurns) {
+  for (const bool shared : {false, true}) {
+    DeviceWorld world({.ranks = 2, .gpus = shared ? 1 : 2, .processes = true});
+    world.launcher(1)->slow = milliseconds(100);
+    world.launcher(1)->most_slow = 8;
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      SharedBootstrap bootstrap(table, rank);
+      ChannelOptions options = world.options(rank);
+      options.timeout = milliseconds(10'000), options.slowest = milliseconds(50);
+      std::string text;
+      try {
+        (void)world.make(rank, bootstrap, options);
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      EXPECT_EQ(contains(text, "a small operation of kernels takes"), shared) << text;
+    });
+  }
+}
+
 /// The architecture and the driver's CUDA of each file of `scripts/gpu_evidence.py` in which all kernels were right.
 std::set<std::pair<int, int>> shown_by_files() {
   std::set<std::pair<int, int>> shown;
