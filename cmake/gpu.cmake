@@ -30,7 +30,7 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
     set_tests_properties(simulated.${name} PROPERTIES TIMEOUT 300 LABELS simulated ENVIRONMENT LD_LIBRARY_PATH=${simulated_driver})
   endfunction()
   foreach(part facts correct streams absent abort graph)
-    nvx_simulated_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
+    nvx_simulated_test(${part} ${part} --lean --ranks 2,3 --seconds 200 --patience 200)
   endforeach()
   # Figures have no meaning here: a few sizes, until their time is over.
   foreach(part bench product host_calls copies)

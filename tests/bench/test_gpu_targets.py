@@ -15,7 +15,7 @@ def of_processes(algorithm, size, us, ranks=8):
 
 
 def rounds(us):
-    return {"control": "flag_round", "ranks": 8, "launch_2_us": us}
+    return {"control": "flag_round", "ranks": 8, "launch_2_us": us + 3.0, "graph_2_us": us}
 
 
 def swept(backend, **times):

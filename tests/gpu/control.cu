@@ -24,7 +24,11 @@ __device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Sta
   return true;
 }
 
+struct Arguments {
+  uint64_t words[kArgumentBytes / 8];
+};
 __global__ void __launch_bounds__(kernel::kLanes) nothing() {}
+__global__ void __launch_bounds__(kernel::kLanes) nothing_of(const __grid_constant__ Arguments) {}
 
 __global__ void __launch_bounds__(kernel::kLanes) exchange_flags(const __grid_constant__ ControlRounds c) {
   const uint32_t me = blockIdx.x / c.blocks, block = blockIdx.x % c.blocks, peer = threadIdx.x;
@@ -65,8 +69,12 @@ __global__ void answer(const __grid_constant__ ControlPing p) {
 
 }  // namespace
 
-int launch_empty(uint32_t blocks, void* stream) {
-  return cudaLaunchKernel(reinterpret_cast<const void*>(nothing), dim3(blocks), dim3(kernel::kLanes), nullptr, 0,
+int launch_empty(uint32_t blocks, void* stream, bool with_arguments) {
+  Arguments some{};
+  void* arguments[] = {&some};
+  const void* const kernel =
+      with_arguments ? reinterpret_cast<const void*>(nothing_of) : reinterpret_cast<const void*>(nothing);
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kernel::kLanes), with_arguments ? arguments : nullptr, 0,
                           static_cast<cudaStream_t>(stream));
 }
 

@@ -26,8 +26,11 @@ constexpr size_t control_bytes(uint32_t ranks, uint32_t blocks) {
   return size_t(ranks) * ranks * blocks * sizeof(ControlLine);
 }
 
+/// As many bytes as the arguments of an operation take, about.
+inline constexpr size_t kArgumentBytes = 1024;
+
 /// As many threads a block as the operations have. `stream` is a cudaStream_t. The return values are cudaError_t.
-int launch_empty(uint32_t blocks, void* stream);
+int launch_empty(uint32_t blocks, void* stream, bool with_arguments = false);
 /// Launches the blocks of all ranks in one cooperative launch.
 int launch_rounds(const ControlRounds& rounds, void* stream);
 

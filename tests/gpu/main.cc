@@ -1,4 +1,5 @@
-// nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: runs one part of the GPU tests.
+// nvx_gpu PART [--seconds N] [--patience MS] [--ranks 2,4] [--lean] [--together] [--kind host]: runs one part of the
+// GPU tests.
 
 #include <algorithm>
 #include <cstdio>
@@ -28,7 +29,8 @@ constexpr Part kParts[] = {
 
 int usage() {
   std::fprintf(stderr,
-               "usage: nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind KIND], PART one of");
+               "usage: nvx_gpu PART [--seconds N] [--patience MS] [--ranks 2,4] [--lean] [--together] [--kind KIND], "
+               "PART one of");
   for (const Part& part : kParts) std::fprintf(stderr, " %s", part.name);
   std::fprintf(stderr, ", KIND one of");
   for (const KindWord& one : kKindWords) std::fprintf(stderr, " %s", one.word);
@@ -46,6 +48,8 @@ bool read_options(const std::vector<std::string>& arguments, PartOptions* option
       options->together = true;
     } else if (arguments[i] == "--seconds" && has_value) {
       options->span = std::chrono::milliseconds(int64_t(std::atof(arguments[++i].c_str()) * 1000));
+    } else if (arguments[i] == "--patience" && has_value) {
+      options->patience = std::chrono::milliseconds(std::atoi(arguments[++i].c_str()));
     } else if (arguments[i] == "--kind" && has_value) {
       options->kind = arguments[++i];
       const auto known = [&](const KindWord& one) { return options->kind == one.word; };

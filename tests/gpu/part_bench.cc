@@ -44,6 +44,31 @@ class Bench {
     return kernel::can_do(algorithm, job_of(algorithm, bytes, 0), world_.shape(), nullptr);
   }
 
+  /// The times from the begin of the last rank's kernel, this long behind the others', to the end of rank 0's: in
+  /// order.
+  std::vector<double> late_us(DeviceAlgorithm algorithm, size_t bytes, std::chrono::microseconds late) {
+    const uint32_t last = shape().ranks - 1;
+    std::vector<double> us;
+    const auto launch = [&](uint32_t r) {
+      const Status status =
+          launch_without(Without::kNothing, world_.channel(r), job_of(algorithm, bytes, r), world_.stream(r).get());
+      if (!status.ok()) throw Error(status.code(), status.what());
+    };
+    for (int round = -2; round < 15; ++round) {  // the first rounds are warm-up
+      Timer timer;
+      for (uint32_t r = 0; r < last; ++r) launch(r);
+      timer.stop(world_.stream(0));
+      const auto ns = uint64_t(std::chrono::nanoseconds(late).count());
+      must_launch(launch_sleep(ns, world_.stream(last).get()), "a late rank");
+      timer.start(world_.stream(last));
+      launch(last);
+      await_all();
+      if (round >= 0) us.push_back(timer.us());
+    }
+    std::ranges::sort(us);
+    return us;
+  }
+
   /// The time of one of many operations in a graph. The time to launch the graphs is in a short and in a long one, and
   /// their difference does not have it.
   double us(DeviceAlgorithm algorithm, size_t bytes, Without without = Without::kNothing) {
@@ -71,16 +96,21 @@ class Bench {
       timer.start(world_.stream(0));
       for (uint32_t r = 0; r < shape().ranks; ++r) graphs[r]->replay(world_.stream(r));
       timer.stop(world_.stream(0));
-      if (const std::string wrong = world_.wait(std::chrono::seconds(30)); !wrong.empty())
-        throw Error(Code::kTimeout, "nvx: " + wrong);
+      await_all();
       if (round >= 0) us.push_back(timer.us());
     }
+    std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
+    return us[us.size() / 2];
+  }
+
+  /// Throws Error unless the kernels of all ranks have ended well.
+  void await_all() {
+    if (const std::string wrong = world_.wait(std::chrono::seconds(30)); !wrong.empty())
+      throw Error(Code::kTimeout, "nvx: " + wrong);
     for (uint32_t r = 0; r < shape().ranks; ++r) {
       if (const std::string wrong = verdict_of(world_.control(r)); !wrong.empty())
         throw Error(Code::kSystem, "nvx: " + wrong);
     }
-    std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
-    return us[us.size() / 2];
   }
 
   Job job_of(DeviceAlgorithm algorithm, size_t bytes, uint32_t rank) const {
@@ -131,25 +161,40 @@ bool time_one(Report& report, Bench& bench, const char* row, DeviceAlgorithm alg
   return true;
 }
 
-/// The time of an empty launch and of launches of flag rounds, for as many ranks and blocks.
+/// The time of one of many kernels in a graph, which has no cost of the host's launches.
+double in_graph_us(const Stream& stream, const std::function<void()>& launch) {
+  const int few = 4, many = 104;
+  const auto us = [&](int count) {
+    const Captured graph(stream, [&] {
+      for (int i = 0; i < count; ++i) launch();
+    });
+    return time_of(stream, 1, 9, [&] { graph.replay(stream); });
+  };
+  return (us(many) - us(few)) / (many - few);
+}
+
+/// The times of flag rounds, for as many ranks and blocks.
 void bench_control(Report& report, uint32_t ranks, uint32_t blocks) {
   const Stream stream;
   const Memory lines(control_bytes(ranks, blocks)), late(sizeof(uint32_t), Memory::Where::kPinned);
-  const auto us = [&](uint32_t rounds) {
+  const auto launch = [&](uint32_t rounds) {
     const ControlRounds control{reinterpret_cast<ControlLine*>(lines.data()), ranks, blocks, rounds,
                                 reinterpret_cast<uint32_t*>(late.data())};
-    return time_of(stream, 200, 7, [&] { must_launch(launch_rounds(control, stream.get()), "flag rounds"); });
+    must_launch(launch_rounds(control, stream.get()), "flag rounds");
   };
-  const double none = us(0), one = us(1), two = us(2), few = us(8), many = us(72);
+  const auto us = [&](uint32_t rounds) { return time_of(stream, 200, 7, [&] { launch(rounds); }); };
+  const auto in_graph = [&](uint32_t rounds) { return in_graph_us(stream, [&] { launch(rounds); }); };
+  const double few = us(8), many = us(72);
   const bool in_time = *reinterpret_cast<const uint32_t*>(late.data()) == 0;
   report.check("flag rounds of " + std::to_string(ranks) + " ranks", in_time ? "" : "one took more than five seconds");
   report.print(Line()
                    .add("control", "flag_round")
                    .add("ranks", ranks)
                    .add("blocks", blocks)
-                   .add("launch_0_us", none)
-                   .add("launch_1_us", one)
-                   .add("launch_2_us", two)
+                   .add("launch_2_us", us(2))
+                   .add("graph_0_us", in_graph(0))
+                   .add("graph_1_us", in_graph(1))
+                   .add("graph_2_us", in_graph(2))
                    .add("round_us", (many - few) / 64));
 }
 
@@ -169,8 +214,6 @@ void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<c
     }
   }
 }
-
-constexpr size_t kArena = size_t(64) << 20;
 
 /// Every size with the algorithm that a group chooses, and with the others that can do it.
 void bench_product(Report& report, Bench& bench) {
@@ -195,14 +238,40 @@ void bench_without(Report& report, Bench& bench) {
   }
 }
 
+/// The time of an operation from when its late rank begins: until then the other ranks wait, and check the host's word.
+void bench_late(Report& report, Bench& bench) {
+  for (const int late : {0, 50, 150, 1000}) {
+    if (!report.has_time()) return report.cut_short("an operation with a late rank");
+    const std::vector<double> us = bench.late_us(DeviceAlgorithm::kReducePackets, 8, std::chrono::microseconds(late));
+    report.print(Line()
+                     .add("late", "all_reduce")
+                     .add("ranks", bench.shape().ranks)
+                     .add("blocks", bench.shape().blocks)
+                     .add("late_us", late)
+                     .add("us", us[us.size() / 2])
+                     .add("most_us", us.back()));
+  }
+}
+
+/// Kernels that do nothing, with as many bytes of arguments as operations have, or without.
+void bench_empty(Report& report) {
+  const Stream stream;
+  for (const uint32_t blocks : {1u, uint32_t(Tuning().of(Tune::kBlocks, 8))}) {
+    for (const size_t arguments : {size_t(0), kArgumentBytes}) {
+      const auto launch = [&] { must_launch(launch_empty(blocks, stream.get(), arguments != 0), "an empty launch"); };
+      Line line;
+      line.add("control", "empty_launch").add("blocks", blocks).add("argument_bytes", uint64_t(arguments));
+      report.print(line.add("launch_us", time_of(stream, 500, 9, launch)).add("graph_us", in_graph_us(stream, launch)));
+    }
+  }
+}
+
 }  // namespace
 
 int bench(const PartOptions& options) {
   Report report("bench", options.span);
   const uint32_t resident = resident_blocks();
-  const Stream stream;
-  const double empty = time_of(stream, 500, 9, [&] { must_launch(launch_empty(1, stream.get()), "an empty launch"); });
-  report.print(Line().add("control", "empty_launch").add("launch_us", empty));
+  bench_empty(report);
   std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4} : options.ranks;
   constexpr size_t kSmall[] = {8, 64, 512, 1024, 4096, 16384, 65536, 262144};
   constexpr size_t kLarge[] = {1 << 20, 4 << 20, 16 << 20, kMost};
@@ -227,13 +296,13 @@ int product(const PartOptions& options) {
   Report report("product", options.span);
   const uint32_t resident = resident_blocks();
   for (const uint32_t n : options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks) {
-    std::vector<uint32_t> blocks{std::min(uint32_t(Tuning().of(Tune::kBlocks, n)),
-                                          resident / n)};  // a group's choice, and others for comparison
+    std::vector<uint32_t> blocks{product_shape(n).blocks};  // and others for comparison
     for (const uint32_t other : {16u, 32u}) {
       if (other != blocks[0] && n * other <= resident) blocks.push_back(other);
     }
     for (const uint32_t b : blocks) {
-      Bench bench(device_shape(n, b, pad_budget(kArena)), kMost / n);
+      Bench bench(product_shape(n, b), kMost / n);
+      if (b == blocks[0]) bench_late(report, bench);
       bench_product(report, bench);
       if (b == blocks[0]) bench_without(report, bench);
     }

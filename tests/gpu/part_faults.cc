@@ -86,10 +86,33 @@ std::string miss(World& world, const Case& test_case, uint64_t timeout_ns, Waite
   return "";
 }
 
+/// Aborts each operation, and reports how long the last of its kernels went on.
+void abort_all(Report& report, World::How how, const kernel::DeviceShape& shape, const std::vector<Case>& cases) {
+  double longest = 0;
+  for (const Case& test_case : cases) {
+    if (ends_well(test_case, 0) || ends_well(test_case, 1)) continue;
+    if (!report.has_time()) {
+      report.cut_short(describe(test_case));
+      continue;
+    }
+    World world({shape, 0, 0}, how);
+    double ms = 0;
+    const auto raise = [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
+    };
+    // The timeout is zero, so only the abort ends the kernel.
+    report.check(std::string(name(how)) + ", " + std::to_string(shape.blocks) + " blocks: " + describe(test_case),
+                 miss(world, test_case, 0, Waited::kAlarmed, &ms, raise));
+    longest = std::max(longest, ms - 30);
+  }
+  report.print(Line().add("how", name(how)).add("blocks", shape.blocks).add("longest_ms", longest));
+}
+
 }  // namespace
 
 int absent(const PartOptions& options) {
-  constexpr uint64_t kTimeout = 200'000'000;
+  const auto timeout = uint64_t(std::chrono::nanoseconds(options.patience).count());
   Report report("absent", options.span);
   resident_blocks();  // loads the kernels, so that loading is not timed
   for (const World::How how : kHows) {
@@ -102,10 +125,11 @@ int absent(const PartOptions& options) {
       World world({{kRanks, 2, 256, 2048}, uint32_t(-2), 0}, how);
       double ms = 0;
       report.check(std::string(name(how)) + ": " + describe(test_case),
-                   miss(world, test_case, kTimeout, Waited::kTimedOut, &ms, {}));
+                   miss(world, test_case, timeout, Waited::kTimedOut, &ms, {}));
       longest = std::max(longest, ms);
     }
-    report.print(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
+    report.print(
+        Line().add("how", name(how)).add("patience_ms", uint64_t(options.patience.count())).add("longest_ms", longest));
     report.check(std::string(name(how)) + ": the verdict comes in time",
                  longest < 2000 ? "" : "it took " + std::to_string(longest) + " ms");
     report.check(std::string(name(how)) + ": the device works on", works_on(how));
@@ -115,29 +139,14 @@ int absent(const PartOptions& options) {
 
 int abort_word(const PartOptions& options) {
   Report report("abort", options.span);
-  resident_blocks();
+  const kernel::DeviceShape own = product_shape(kRanks);  // loads the kernels, so that loading is not timed
   for (const World::How how : kHows) {
-    double longest = 0;
-    for (const Case& test_case : acts_to_miss()) {
-      if (ends_well(test_case, 0) || ends_well(test_case, 1)) continue;
-      if (!report.has_time()) {
-        report.cut_short(describe(test_case));
-        continue;
-      }
-      World world({{kRanks, 2, 256, 2048}, 0, 0}, how);
-      double ms = 0;
-      const auto raise = [&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
-      };
-      // The timeout is zero, so only the abort ends the kernel.
-      report.check(std::string(name(how)) + ": " + describe(test_case),
-                   miss(world, test_case, 0, Waited::kAlarmed, &ms, raise));
-      longest = std::max(longest, ms - 30);
-    }
-    report.print(Line().add("how", name(how)).add("longest_ms", longest));
+    abort_all(report, how, {kRanks, 2, 256, 2048}, acts_to_miss());
     report.check(std::string(name(how)) + ": the device works on", works_on(how));
   }
+  abort_all(report, World::How::kStreams, own,
+            {{DeviceAlgorithm::kReducePackets, test::spec_of(Collective::kAllReduce, 1000, int(kRanks), 0)},
+             {DeviceAlgorithm::kReduceChunks, test::spec_of(Collective::kAllReduce, 1 << 18, int(kRanks), 0)}});
   return report.finish();
 }
 

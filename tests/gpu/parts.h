@@ -12,10 +12,11 @@ namespace nvx::gpu {
 
 struct PartOptions {
   std::chrono::milliseconds span{60'000};
-  bool lean = false;              ///< a few of each: the sanitizers are watching
-  std::vector<uint32_t> ranks{};  ///< empty: the part's own choice
-  bool together = false;          ///< processes share the device at once (MPS), or have one each
-  std::string kind{};             ///< of memory that processes share, a word of kKindWords; empty: the best there is
+  std::chrono::milliseconds patience{30};  ///< of a kernel whose peer never comes
+  bool lean = false;                       ///< a few of each: the sanitizers are watching
+  std::vector<uint32_t> ranks{};           ///< empty: the part's own choice
+  bool together = false;                   ///< processes share the device at once (MPS), or have one each
+  std::string kind{};  ///< of memory that processes share, a word of kKindWords; empty: the best there is
 };
 
 /// The name of a kind of shared memory on the command line.

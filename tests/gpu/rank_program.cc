@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
 
 namespace nvx::gpu {
@@ -259,6 +260,12 @@ uint32_t resident_blocks() {
   std::vector<kernel::KernelFacts> facts;
   demand(kernel::load_cuda(&facts));
   return uint32_t(kernel::resident_at_once(facts));
+}
+
+kernel::DeviceShape product_shape(uint32_t ranks, uint32_t blocks) {
+  constexpr size_t kArena = size_t(64) << 20;
+  if (blocks == 0) blocks = std::min(uint32_t(Tuning().of(Tune::kBlocks, ranks)), resident_blocks() / ranks);
+  return device_shape(ranks, blocks, pad_budget(kArena));
 }
 
 }  // namespace nvx::gpu

@@ -119,4 +119,7 @@ inline const char* short_name(kernel::DeviceAlgorithm algorithm) {
 /// The number of blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.
 uint32_t resident_blocks();
 
+/// The shape that a group of so many ranks on this device chooses; with other blocks, if they are given.
+kernel::DeviceShape product_shape(uint32_t ranks, uint32_t blocks = 0);
+
 }  // namespace nvx::gpu

@@ -271,7 +271,7 @@ Status launch_without(Without, const kernel::DeviceChannel& channel, const kerne
   return kernel::launch_cuda(channel, {&job, 1}, {}, stream);
 }
 
-int launch_empty(uint32_t, void*) { return cudaSuccess; }
+int launch_empty(uint32_t, void*, bool) { return cudaSuccess; }
 int launch_rounds(const ControlRounds&, void*) { return cudaSuccess; }
 int launch_sleep(uint64_t ns, void* stream) {
   static_cast<cudaStream_t>(stream)->post([ns] { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); });
