@@ -150,13 +150,14 @@ def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpu
     listed.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'\n" for i in range(gpus)))
     listed.chmod(0o755)
     evidence.monkeypatch.setattr(evidence.driver.Run, "tool", lambda run, name: str(listed))
-    part = next(part for part in evidence.driver.PARTS if part.name == "one_each")
-    run = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), None)
-    if gpus == 1:
-        with pytest.raises(evidence.driver.Lacking, match="1 GPU here: one process a GPU needs two or more"):
-            run.command(part, 60)
+    if gpus == 1:  # it does not wait for the module to be built
+        evidence.monkeypatch.setattr(evidence.driver.Run, "wait_for_module", lambda run: pytest.fail("it waits"))
+        assert evidence.run({}, "--parts", "one_each,symm_mem_8")[0] == 0
+        assert evidence.part("one_each")["why"] == "1 GPU here: one process a GPU needs 2 or more"
+        assert evidence.part("symm_mem_8")["why"] == "1 GPU here: one process a GPU needs 8 or more"
     else:
-        command = run.command(part, 60)
+        part = next(part for part in evidence.driver.PARTS if part.name == "one_each")
+        command = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), None).command(part, 60)
         assert command[command.index("-n") + 1] == str(gpus)
 
 
@@ -176,9 +177,20 @@ def test_parts_of_a_module_that_cannot_be_built_state_why(evidence, monkeypatch)
         self.building = subprocess.Popen(["false"])
 
     monkeypatch.setattr(evidence.driver.Run, "begin_build", fail)
-    code, states, ran = evidence.run({}, "--parts", "torch_ddp,streams")
-    assert code == 1 and ran == ["streams"] and states == {"streams": "passed", "torch_ddp": "failed"}
-    assert evidence.part("torch_ddp")["why"].endswith("error: no")
+    code, states, ran = evidence.run({}, "--parts", "torch_two_ranks,streams")
+    assert code == 1 and ran == ["streams"] and states == {"streams": "passed", "torch_two_ranks": "failed"}
+    assert evidence.part("torch_two_ranks")["why"].endswith("error: no")
+
+
+def test_parts_that_need_no_module_run_while_it_is_built(evidence, monkeypatch):
+    def build(self, wanted):
+        (self.work / "log").write_text("error: no")
+        script = f"until grep -q copies {evidence.log}; do sleep 0.05; done; exit 1"
+        self.building = subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(evidence.driver.Run, "begin_build", build)
+    _, states, ran = evidence.run({}, "--parts", "torch_two_ranks,copies,streams")
+    assert ran == ["streams", "copies"] and list(states) == ["streams", "copies", "torch_two_ranks"]
 
 
 def test_without_mps_processes_do_not_take_turns(evidence, monkeypatch):
@@ -222,7 +234,7 @@ def test_every_choice_of_tests_chooses_some(file):
 
 SIMULATED = ROOT / "build" / "make" / "cpp"
 # `tests/gates/run simulated` builds what these need.
-BY_KERNELS = ("torch_graphs", "torch_pools", "torch_messages", "torch_places")
+BY_KERNELS = ("torch_places",)
 NOT_PLAYED = "nvx was not built with NVX_SIMULATED"
 
 
