@@ -323,6 +323,15 @@ def test_a_shell_of_srun_is_no_rank(monkeypatch):
         world._rendezvous_over_mpi()
 
 
+def test_a_number_of_ranks_that_the_launcher_does_not_have_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(SystemExit):
+        cli.parse_sweep(["all_reduce", "-n", "4"])
+    assert "-n 4, but RANK and WORLD_SIZE, or MPI's, give 1: unset them" in capsys.readouterr().err
+    assert cli.parse_sweep(["all_reduce", "-n", "1"]).ranks == 1
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_without_common_memory_or_interface_do_without(monkeypatch, rank):
     """Rank 1 finds no file of rank 0's machine; rank 0 waits for a connection to its own loopback."""

@@ -10,6 +10,7 @@ import types
 import nvx as nvx_module
 import torch
 import warm
+from nvx.bench import world
 from nvx.bench.sizes import parse_size
 from nvx.commands import status, tune
 
@@ -123,6 +124,14 @@ def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     assert output == ["reduce_pipelined"], "an option counts before a file"
     file.write_text(file.read_text().replace(f"nvx = {nvx_module.__version__}", "nvx = 0.0.1"))
     assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
+
+
+def test_tune_starts_its_own_ranks_where_a_launcher_has_left_its_variables(monkeypatch):
+    for name, value in {"NVX_TUNE": "", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    places = []
+    monkeypatch.setattr(tune, "tune", lambda *given: places.append(world.placed()))
+    assert tune.main(["lease"]) == 0 and places == [None]
 
 
 def test_a_signal_ends_the_ranks_that_tune_measures(tmp_path):

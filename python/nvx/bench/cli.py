@@ -66,7 +66,7 @@ def _roots(text: str) -> list[int] | str:
 
 def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     """The options of every benchmark with ranks."""
-    parser.add_argument("-n", "--ranks", type=above(1), default=2, help="ranks to start (default 2)")
+    parser.add_argument("-n", "--ranks", type=above(1), help="ranks to start (default 2)")
     parser.add_argument(
         "--hosts", type=above(1), default=1,
         help="hosts to spread them over, made on this machine: network namespaces where that is allowed (default 1)",
@@ -86,7 +86,11 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
     """Exits with 2 if the ranks could not do as requested."""
     if why := world.why_no(parsed.device):
         parser.error(f"--device {parsed.device}: {why}")
-    if world.placed() is None and parsed.hosts > parsed.ranks:
+    place = world.placed()
+    if place and parsed.ranks not in (None, place[1]):
+        parser.error(f"-n {parsed.ranks}, but RANK and WORLD_SIZE, or MPI's, give {place[1]}: unset them or omit -n")
+    parsed.ranks = parsed.ranks or 2
+    if place is None and parsed.hosts > parsed.ranks:
         parser.error(f"--hosts {parsed.hosts} with -n {parsed.ranks}: every host needs a rank")
     for name in parsed.vs:
         if name not in contenders.known():

@@ -94,16 +94,8 @@ def versions() -> dict[str, Any]:
 def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
     """The head that every results file has, and the rest."""
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
-    return {
-        "schema": SCHEMA,
-        "what": what,
-        "command": command,
-        "when": now.isoformat(),
-        "machine": describe(),
-        "versions": versions(),
-        "arguments": arguments,
-        **rest,
-    }
+    head = {"schema": SCHEMA, "what": what, "command": command, "when": now.isoformat()}
+    return head | {"machine": describe(), "versions": versions(), "arguments": arguments, **rest}
 
 
 def as_text(value: Any, depth: int = 0) -> str:

@@ -137,12 +137,9 @@ class Sweep:
         out: list[Result] = []
         for (contender, _, wrong), timing in zip(calls, timings, strict=True):
             algbw, busbw = collectives.bandwidth(case.row, case.nbytes, self.world.size, timing.time)
-            figures = timing.in_microseconds() | {
-                "algbw": round(algbw, 4),
-                "busbw": round(busbw, 4),
-                "wrong": wrong,
-            }
-            out.append({"backend": contender.name, "variant": case.variant, **shared, **figures})
+            figures = {"algbw": round(algbw, 4), "busbw": round(busbw, 4), "wrong": wrong}
+            same = {"backend": contender.name, "variant": case.variant, **shared}
+            out.append(same | timing.in_microseconds() | figures)
         return out
 
     def _checks(self, contender: Contender, row: Collective) -> bool:

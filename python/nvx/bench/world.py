@@ -28,11 +28,7 @@ from . import hosts
 
 NAME, PROGRAM = "nvx bench", ("-m", "nvx.bench")  # bench/run.py of a checkout changes both
 RENDEZVOUS = "--rendezvous"
-_RANK_NAMES = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
+RANK_NAMES = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 class LaunchError(Refused):
@@ -42,7 +38,7 @@ class LaunchError(Refused):
 def placed() -> tuple[int, int] | None:
     """(rank, ranks) if a launcher made this process one of several, from the variables of torchrun or MPI. A shell
     that srun started is one rank of MPI, and no launcher."""
-    for rank, size in _RANK_NAMES:
+    for rank, size in RANK_NAMES:
         if rank in os.environ and size in os.environ and (rank == "RANK" or os.environ[size] != "1"):
             return int(os.environ[rank]), int(os.environ[size])
     return None

@@ -250,6 +250,10 @@ def tune(options, steps):
 def main(arguments=None):
     options, steps = parse(arguments)
     os.environ["NVX_TUNE"] = ""  # the candidates are compared with the defaults, not with the user's values
+    from ..bench import world
+
+    for name in itertools.chain(*world.RANK_NAMES):  # the bench starts -n ranks, also in a shell or pod that is a rank
+        os.environ.pop(name, None)
     with interrupts.interruptible():
         tune(options, steps)
     return 0
