@@ -127,25 +127,50 @@ def test_refusal_of_a_backend_is_noted_and_not_fatal(tmp_path):
     assert document["results"][0]["redop"] == "sum"
 
 
+def changed_bench(folder, changes, *arguments):
+    """Runs the bench with these statements before it in every rank."""
+    script = folder / "changed.py"
+    script.write_text(
+        "import os, sys, torch, nvx.bench.peers as peers, nvx.bench.world as world\n"
+        f"world.PROGRAM = ('-m', 'changed')\n{changes}\n"
+        "from nvx.bench.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), str(WHERE)]))
+    command = [sys.executable, str(script), *arguments, *BRIEF]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
 def test_a_wrong_result_is_counted_and_fails(tmp_path):
     """The no-op backend, measured as if it were a real one, gets every element wrong."""
-    script = tmp_path / "lying.py"
-    script.write_text(
-        "import sys, nvx.bench.peers as peers, nvx.bench.world as world\n"
-        "world.PROGRAM = ('-m', 'lying')\n"
+    changes = (
         "real = peers.TorchContender.__init__\n"
         "def corrupt(self, *given):\n"
         "    real(self, *given)\n"
         "    self.exact = True\n"
-        "peers.TorchContender.__init__ = corrupt\n"
-        "from nvx.bench.cli import main\n"
-        "sys.exit(main())\n"
+        "peers.TorchContender.__init__ = corrupt"
     )
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(WHERE)]))
-    command = [sys.executable, str(script), "all_reduce", "--sizes", "4K", "--backend", "null", *BRIEF]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    done = changed_bench(tmp_path, changes, "all_reduce", "--sizes", "4K", "--backend", "null")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
+
+
+def test_a_call_that_fails_is_no_refusal(tmp_path):
+    changes = (
+        "def fail(*given):\n"
+        "    raise torch.distributed.DistBackendError('rank 1 is gone')\n"
+        "peers.TorchContender.checked = lambda self, case: fail"
+    )
+    done = changed_bench(tmp_path, changes, "all_reduce", "--sizes", "8,4K", "--backend", "gloo")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("# N/A: rank 0: failed: rank 1 is gone\n") == 1
+    assert "Out of bounds values : 0 FAILED" in done.stdout
+
+
+def test_a_signal_that_ends_a_rank_is_named(tmp_path):
+    changes = "if os.environ.get('RANK') == '1':\n    os.kill(os.getpid(), 9)"
+    done = changed_bench(tmp_path, changes, "all_reduce", "--sizes", "8", "--backend", "gloo")
+    assert (done.returncode, done.stderr) == (137, "nvx bench: rank 1 was ended by signal 9 (Killed)\n"), done
 
 
 def test_under_torchrun(tmp_path, monkeypatch):

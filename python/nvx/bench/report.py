@@ -107,9 +107,9 @@ def state(round_trip: float | None) -> str:
     return f"# flag round between ranks 0 and 1: {round_trip:.3f} us"
 
 
-def closing(what: str, wrong: int, checked: bool, busbw: list[float]) -> str:
+def closing(what: str, wrong: int, failed: bool, checked: bool, busbw: list[float]) -> str:
     """nccl-tests' last lines."""
-    verdict = ("FAILED" if wrong else "OK") if checked else "not checked"
+    verdict = "FAILED" if wrong or failed else "OK" if checked else "not checked"
     mean = sum(busbw) / len(busbw) if busbw else 0.0
     return (
         f"# {'Out of bounds values':<20} : {wrong} {verdict}\n# {'Avg bus bandwidth':<20} : {mean:g}\n"

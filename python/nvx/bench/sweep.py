@@ -7,6 +7,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from . import collectives, hosts, machine, payload, report, sizes
 from .collectives import Collective
 from .contenders import enlist
@@ -16,6 +18,7 @@ from .runner import Effort, measure
 from .world import World
 
 Result = dict[str, Any]
+FAILURES = (torch.distributed.DistError, torch.OutOfMemoryError, torch.AcceleratorError)  # others are refusals
 
 
 class Sweep:
@@ -29,10 +32,10 @@ class Sweep:
         self.results: list[Result] = []
         self.notes: dict[str, str] = dict(self.refused)
         self.rounds: list[float | None] = []
-        self.salt = 0
+        self.salt, self.failed = 0, False
 
     def run(self) -> int:
-        """Measures all, prints it on rank 0 and writes the file; 1 if any result was wrong."""
+        """Measures all, prints it on rank 0 and writes the file; 1 if a result was wrong, or a call failed."""
         main = self.contenders[0].name if self.contenders else ""
         if main != self.arguments.backend:
             why = self.refused[self.arguments.backend]
@@ -64,7 +67,7 @@ class Sweep:
             machine.write(self.arguments.json, document)
         for contender in self.contenders:
             contender.close()
-        return 1 if any(result["wrong"] for result in self.results) else 0
+        return 1 if self.failed or any(result["wrong"] for result in self.results) else 0
 
     def _rows(self) -> list[Collective]:
         return [collectives.find(name) for name in self.arguments.collectives]
@@ -103,7 +106,7 @@ class Sweep:
             if result["wrong"] and result["backend"] != table.main:
                 where = f"{result['size']} B, {result['variant']}"
                 log(f"# wrong over {result['backend']}: {result['wrong']} at {where}")
-        log(report.closing(row.name, wrong, bool(self.arguments.check), busbw))
+        log(report.closing(row.name, wrong, self.failed, bool(self.arguments.check), busbw))
 
     def _line(self, row: Collective, nbytes: int, dtype: str, op: str, root: int, table: report.Table) -> str:
         found: dict[tuple[str, str], Result] = {}
@@ -129,7 +132,11 @@ class Sweep:
             call, wrong, reason = self._tried(contender, case)
             reason = self.world.agreed(reason)
             if reason or call is None:
-                self.notes[f"{contender.name} {case.row.name} {case.dtype_name} {case.op} {case.variant}"] = reason
+                where = f"{contender.name} {case.row.name} {case.dtype_name} {case.op} {case.variant}"
+                if contender is self.contenders[0] and self.notes.get(where) != reason:
+                    self.failed |= ": failed: " in reason
+                    self.world.log(f"# N/A: {reason}")
+                self.notes[where] = reason
             else:
                 calls.append((contender, call, wrong))
         case.zero()
@@ -164,7 +171,8 @@ class Sweep:
             try:
                 once()
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                reason = str(error).removeprefix("nvx: ").strip().splitlines()[0]
+                reason = (str(error).removeprefix("nvx: ").strip().splitlines() or [type(error).__name__])[0]
+                reason = "failed: " * isinstance(error, FAILURES) + reason
                 break
             wrong += case.count_wrong(self.salt) if checked else 0
         return call, int(self.world.total([wrong])[0]) if checked else None, reason

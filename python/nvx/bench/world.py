@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,7 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def launch(arguments: Sequence[str], ranks: int, hosts: int = 1) -> int:
-    """Runs the command line again in every rank and returns the worst exit status. No process outlives the call."""
+    """Runs the command line again in every rank; the status of a rank that fails, or 0. No process outlives it."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         rendezvous = f"file://{folder}/store"
         command = [sys.executable, *PROGRAM, *arguments, RENDEZVOUS, rendezvous]
@@ -116,14 +117,15 @@ def run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
             for command, environment in starts:
                 with interrupts.deferred():
                     children.append(subprocess.Popen(command, env=environment))
-            while True:
-                states = [child.poll() for child in children]
-                bad = [state for state in states if state]
-                if bad or all(state == 0 for state in states):
-                    return abs(bad[0]) if bad else 0
+            while None in (states := [child.poll() for child in children]) and not any(states):
                 if reader_is_gone():
                     raise BrokenPipeError
                 time.sleep(0.02)
+            worst = min(filter(None, states), default=0)
+            if worst < 0:
+                which = f"rank {states.index(worst)} was ended by signal {-worst}"
+                print(f"{NAME}: {which} ({signal.strsignal(-worst)})", file=sys.stderr)
+            return worst if worst >= 0 else 128 - worst
         finally:
             _end(children)
 

@@ -101,7 +101,7 @@ def run(step, tune, options):
                 bench.terminate()  # not killed: it ends its ranks
                 bench.communicate()
         if bench.returncode:
-            raise Refused((error or out).strip() or f"nvx bench ended with {bench.returncode}")
+            raise Refused((error + out).strip() or f"nvx bench ended with {bench.returncode}")
         with open(file) as results:
             rows = json.load(results)["results"]
     return {(row["collective"], row["size"]): row["time_us"] for row in rows}
