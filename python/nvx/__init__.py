@@ -81,8 +81,13 @@ def _load():
     why_not = obstacle()
     if why_not is not None:
         raise Unusable(why_not)
-    from . import _C
-
+    try:
+        from . import _C
+    except ImportError as error:
+        advice = "build nvx again, with this Python and this torch"
+        if "GLIBCXX" in str(error) or "CXXABI" in str(error):  # this environment's libstdc++ is older than the compiler
+            advice = "`conda install -c conda-forge libstdcxx-ng`, or build nvx again with this environment's g++ (CXX)"
+        raise Unusable(f"nvx's C++ module does not load ({error}): {advice}") from error
     return _C
 
 
@@ -123,7 +128,7 @@ def _create(group, pg_options):
     """Creates a group for torch. `group` is a c10d `DistributedBackendOptions`."""
     try:
         _load()
-    except (ImportError, Unusable) as error:
+    except Unusable as error:
         with contextlib.suppress(Exception):  # of the store: the error to report is this one
             _report_failure(group.store, group.group_rank, error)
         raise

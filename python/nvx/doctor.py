@@ -72,14 +72,11 @@ def check_distribution():
 
 
 def check_build():
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        cause, _, advice = obstacle.rstrip(".").partition(": ")
-        return Finding("build", "FAIL", cause, advice)
     try:
         module = nvx._load()
-    except ImportError as error:
-        return Finding("build", "FAIL", f"the C++ module does not load: {error}", "build nvx again, against this torch")
+    except nvx.Unusable as error:
+        cause, _, advice = str(error).rstrip(".").rpartition(": ")
+        return Finding("build", "FAIL", cause, advice)
     facts = module.build_info()
     if why := getattr(nvx._build_facts(), "NO_KERNELS", ""):
         facts["cuda"] = f"{facts['cuda']} ({why})"
@@ -90,7 +87,7 @@ def check_variables():
     """NVX_* variables that are unknown or have invalid values; None if the C++ module cannot be loaded."""
     try:
         module = nvx._load()
-    except (ImportError, RuntimeError):
+    except nvx.Unusable:
         return None  # check_build reports it
     try:
         module.tuning()

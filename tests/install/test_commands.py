@@ -56,6 +56,21 @@ def test_env_shows_whether_there_is_a_key(monkeypatch, capsys, key, state):
     assert re.search(rf"^NVX_JOB_KEY\n(    .*\n)+    {state}", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_command_and_the_doctor_report_why_the_module_does_not_load(monkeypatch, capsys):
+    def fails(name, *_):
+        if name == "nvx._C":
+            raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.32' not found")
+
+    monkeypatch.setattr(sys, "meta_path", [types.SimpleNamespace(find_spec=fails), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
+    monkeypatch.delattr(nvx_module, "_C", raising=False)
+    assert cli.main(["env"]) == 2
+    text = "nvx's C++ module does not load (libstdc++.so.6: version `GLIBCXX_3.4.32' not found)"
+    assert capsys.readouterr().err.startswith(f"nvx env: {text}: `conda install ")
+    found = doctor.check_build()
+    assert found.text == text and found.hint.startswith("`conda install ")
+
+
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     reader, writer = os.pipe()
     os.close(reader)
@@ -260,6 +275,7 @@ def test_doctor_reports_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_
 
 
 def test_doctor_gives_its_advice_once_where_the_build_is_for_another_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     found = doctor.check_build()
     assert re.fullmatch(r"nvx \S+ was built for torch 1\.0 and cannot serve torch \S+", found.text)

@@ -204,8 +204,9 @@ def test_a_rank_whose_module_does_not_load_is_named_on_the_others(tmp_path, vict
         assert float(out) < 15
 
 
-@pytest.mark.parametrize("error", [nvx.Unusable("it was built for another torch"), ImportError("no libtorch_cpu.so")])
-def test_a_store_that_fails_does_not_hide_why_the_module_does_not_load(monkeypatch, error):
+def test_a_store_that_fails_does_not_hide_why_the_module_does_not_load(monkeypatch):
+    error = nvx.Unusable("it was built for another torch")
+
     def load():
         raise error
 
@@ -213,6 +214,6 @@ def test_a_store_that_fails_does_not_hide_why_the_module_does_not_load(monkeypat
         raise dist.DistNetworkError("the store is lost")
 
     monkeypatch.setattr(nvx, "_load", load)
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises(nvx.Unusable) as raised:
         nvx._create(SimpleNamespace(store=SimpleNamespace(add=add), group_rank=1), None)
     assert raised.value is error

@@ -215,7 +215,7 @@ def native() -> Any:
     """nvx's C++ module, or None if it is not built (or is built for another torch)."""
     try:
         return nvx._load()
-    except (ImportError, AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return None
 
 

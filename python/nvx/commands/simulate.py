@@ -129,7 +129,7 @@ def arguments_of(arguments):
 
 def main(arguments=None):
     options = arguments_of(arguments)
-    with refusing(ImportError, ValueError, RuntimeError, OSError):
+    with refusing(ValueError, RuntimeError, OSError):
         rows = [simulate(options, *one) for one in requested(options)]
         if options.plot:
             plot(options.plot, rows, options)
