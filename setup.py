@@ -116,6 +116,16 @@ def visible_gpus():
     return ";".join(f"{one}.{two}" for one, two in sorted(found)) + ("+PTX" if found else "")
 
 
+def cores():
+    """The cores that this process may use, by its affinity and by the cgroup's quota."""
+    own = len(os.sched_getaffinity(0))
+    try:
+        quota, period = map(int, pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split())
+    except (OSError, ValueError):  # "max": none
+        return own
+    return max(1, min(own, quota // period))
+
+
 def what_cmake_reads():
     """The tools and variables by which CMake chooses compiler, options and UCX, and keeps the choice in its cache."""
     names = sorted(name for name in os.environ if re.match(r"CMAKE_|NVX_UCX|PKG_CONFIG|\w*(CC|CXX|FLAGS)$", name))
@@ -177,8 +187,10 @@ class BuildWithCMake(build_ext):
         output = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build_dir = pathlib.Path(self.build_temp).resolve() / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
-        # CMake prefers what it found for an earlier build to the environment of this one. Its objects stay.
-        record, environment = build_dir / "environment.json", json.dumps(what_cmake_reads())
+        # CMake prefers what it found for an earlier build to the environment of this one, and refuses the cache of a
+        # folder that was moved. Its objects stay.
+        record = build_dir / "environment.json"
+        environment = json.dumps([str(ROOT), str(build_dir), *what_cmake_reads()])
         if not record.exists() or record.read_text() != environment:
             (build_dir / "CMakeCache.txt").unlink(missing_ok=True)
             for found in build_dir.glob("CMakeFiles/[0-9]*"):
@@ -191,7 +203,7 @@ class BuildWithCMake(build_ext):
         if os.environ.get("NVX_CUDA"):
             configure.append(f"-DNVX_CUDA={KERNELS[os.environ['NVX_CUDA']]}")
         build = ["cmake", "--build", build_dir, "--target", "_C"]
-        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        jobs = os.environ.get("MAX_JOBS") or str(cores())
         build += ["--parallel", jobs]
 
         error, of_cuda = first_error(configure, build)

@@ -5,6 +5,8 @@
 build_module() {
   local stamp=$root/build/built-by-run began=$SECONDS identity
   identity="$py $site $("$py" cmake/find_torch.py) ${CMAKE_ARGS:-} ${NVX_CUDA:-} ${CMAKE_BUILD_TYPE:-}"
+  identity+=" ${CXX:-} ${CXXFLAGS:-} ${CUDA_HOME:-} ${TORCH_CUDA_ARCH_LIST:-} ${NVX_UCX_ROOT:-} $(command -v nvcc || true)"
+  if has_header ucp/api/ucp.h || has_module libucx; then identity+=" UCX"; fi
   if [ "$(cat "$stamp" 2>/dev/null)" = "$identity" ] && [ -z "$(find csrc cmake python setup.py pyproject.toml CMakeLists.txt \
       -newer "$stamp" -type f ! -name '*.pyc' ! -path '*.egg-info/*' -print -quit)" ]; then
     note "up to date"
@@ -28,6 +30,9 @@ cpp=build/make/cpp
 # build_cpp_tests [PROGRAM ...]: these test programs, or all.
 build_cpp_tests() {
   local generator=() wanted=()
+  # CMake refuses the folder of a checkout that was moved.
+  grep -sqxF -e "CMAKE_CACHEFILE_DIR:INTERNAL=$PWD/$cpp" -e "CMAKE_CACHEFILE_DIR:INTERNAL=$(pwd -P)/$cpp" \
+    $cpp/CMakeCache.txt || rm -rf $cpp/CMakeCache.txt $cpp/CMakeFiles/[0-9]*
   # CMake refuses another generator than the one of the folder.
   if has ninja && [ ! -e $cpp/CMakeCache.txt ]; then generator=(-G Ninja); fi
   if [ $# -gt 0 ]; then wanted=(--target "$@"); fi

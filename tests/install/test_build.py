@@ -254,7 +254,7 @@ def with_torch(unpacked, without_torch, tmp_path):
     return builds
 
 
-def test_cmake_beside_the_interpreter_is_found(with_torch, without_torch):
+def test_cmake_beside_the_interpreter_is_found(with_torch, without_torch, tmp_path):
     ended = with_torch("2.13.0")
     assert ended.returncode != 0
     assert ended.stderr.strip().splitlines()[-1] == "nvx: there is no cmake on PATH: pip install cmake ninja"
@@ -263,6 +263,14 @@ def test_cmake_beside_the_interpreter_is_found(with_torch, without_torch):
     cmake.chmod(0o755)
     ended = with_torch("2.13.0")
     assert ended.returncode == 0 and "it was found" in ended.stdout, ended.stderr
+    record = tmp_path / "temp" / "cmake" / "environment.json"
+    cache = record.with_name("CMakeCache.txt")
+    cache.touch()
+    with_torch("2.13.0")
+    assert cache.exists()
+    record.write_text(record.read_text().replace(f'"{record.parent}"', '"/before/it/was/moved"'))
+    with_torch("2.13.0")
+    assert not cache.exists(), "CMake refuses the cache of another folder"
     assert "warning: torch is 2.16.0, and nvx is tested with 2.11 to 2.15" in with_torch("2.16.0").stdout
 
 
