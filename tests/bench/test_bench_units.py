@@ -3,6 +3,8 @@ goals, the plot."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import subprocess
@@ -505,6 +507,19 @@ def test_results_files_are_whole_or_absent(tmp_path):
     path.write_text(json.dumps({"schema": 0}))
     with pytest.raises(ValueError, match="not written by this nvx"):
         results_file.read(str(path))
+def test_results_are_written_in_place_where_no_file_can_take_the_place(tmp_path, monkeypatch):
+    """Such as a file that a container mounts alone."""
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def busy(self, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(machine.Path, "replace", busy)
+    machine.write(str(path), {"written": 1})
+    assert json.loads(path.read_text()) == {"written": 1} and list(tmp_path.iterdir()) == [path]
+
+
 
 
 def write_results(path, sizes_=(8, 4096, 1 << 20)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import platform
@@ -140,7 +141,9 @@ def write(path: str, contents: dict[str, Any]) -> None:
     try:
         draft.write_text(text)
         draft.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EBUSY):  # of a folder that is not ours, of a file mounted alone
+            raise
+        target.write_text(text)
+    finally:
+        draft.unlink(missing_ok=True)
