@@ -168,6 +168,16 @@ def test_the_expected_result_is_exact(name, op, ranks):
 
 
 def test_patterns_of_ranks_and_salts_differ():
+@pytest.mark.parametrize("ranks", [2, 3, 5, 9, 12, 17, 100])
+def test_sums_of_many_ranks_stay_exact(ranks):
+    """In any order, and in the type."""
+    for dtype, op in itertools.product(set(payload.DTYPES.values()) - {torch.bool}, ("sum", "avg")):
+        exact = payload._EXACT.get(dtype, 1 << 31)
+        total = sum(payload.pattern(op, dtype, ranks, rank) for rank in range(ranks))
+        assert 0 <= total.min() and total.max() <= exact, (dtype, op)
+        assert total.max() > 0 or op == "avg" and ranks > exact, (dtype, op)
+
+
     seen = [payload.pattern("sum", torch.float32, 4, rank, salt) for rank in range(4) for salt in (1, 2)]
     for i, one in enumerate(seen):
         assert all((one != other).float().mean() > 0.9 for other in seen[:i])

@@ -14,20 +14,10 @@ from .collectives import Collective
 PERIOD = 8191
 
 DTYPES: dict[str, torch.dtype] = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
-    "bool": torch.bool,
-    "complex64": torch.complex64,
-}
+    "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
+    "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2, "bool": torch.bool, "complex64": torch.complex64,
+}  # fmt: skip
 DTYPE_ALIASES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 DTYPE_ALIASES |= {"fp32": "float", "fp64": "double", "fp16": "half", "bf16": "bfloat16"}
 _STEPS = {
@@ -79,10 +69,10 @@ def pattern(op: str, dtype: torch.dtype, ranks: int, rank: int, salt: int = 0) -
     if op == "prod":
         doubles = _POWERS.get(dtype, 15)
         return 1 + noise % 2 if rank < doubles else torch.ones_like(noise)
-    if op == "avg":
-        return ranks * (noise % max(2, min(97, exact // (ranks * ranks))))
-    if op == "sum":
-        return noise % max(2, min(97, exact // ranks))
+    if op in ("sum", "avg"):
+        scale = ranks if op == "avg" else 1
+        values = scale * (noise % max(2, min(97, exact // (scale * ranks))))
+        return values if rank < exact // scale or dtype == torch.bool else torch.zeros_like(noise)
     return noise % max(2, min(97, exact + 1))
 
 
