@@ -36,6 +36,7 @@ from nvx.bench import (  # noqa: E402
     runner,
     sizes,
     sockets,
+    sweep,
     world,
 )
 
@@ -211,6 +212,12 @@ def test_outputs_that_torch_leaves_undefined_are_not_checked():
     assert expected("gather", 2) is None and len(expected("gather", 1)) == 3
     assert expected("sendrecv", 2) is None  # the rank has no neighbour
     assert expected("barrier", 0) is None
+
+
+def test_blocks_have_no_fewer_calls_than_were_asked_for():
+    effort = runner.Effort(blocks=7, iterations=10)
+    assert runner._calls_per_block(None, None, effort) == 2
+    assert sweep._shown_effort(effort) == "7 blocks of 2 iterations a contender, 1 warm-up calls a block"
 
 
 def test_percentiles_are_nearest_rank():

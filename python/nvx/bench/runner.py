@@ -24,13 +24,17 @@ FEWEST, MOST = 3, 2000  # calls in one block, if the bench chooses
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. `iterations` is each contender's total number of calls; with 0 a block lasts
+    """How long to measure. `iterations` is the least number of calls of each contender; with 0 a block lasts
     `block_seconds`."""
 
     blocks: int = 7
     iterations: int = 0
     warmup: int = 1
     block_seconds: float = 0.02
+
+    def calls(self) -> int:
+        """The calls in a block; 0 if as many as fill it."""
+        return math.ceil(self.iterations / self.blocks)
 
 
 @dataclass
@@ -176,7 +180,7 @@ def _one_block(world: World, call: Call, warmup: int, stamps: list[int]) -> None
 def _calls_per_block(world: World, call: Call, effort: Effort) -> int:
     """The number of calls that fill a block, the same on all ranks."""
     if effort.iterations:
-        return max(1, round(effort.iterations / effort.blocks))
+        return effort.calls()
     call()
     world.synchronize()
     count, once = 2, math.inf

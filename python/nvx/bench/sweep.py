@@ -179,9 +179,5 @@ class Sweep:
 
 
 def _shown_effort(effort: Effort) -> str:
-    if effort.iterations:
-        return f"{effort.iterations} iterations in {effort.blocks} blocks, {effort.warmup} warm-up calls a block"
-    return (
-        f"{effort.blocks} blocks of about {effort.block_seconds * 1e3:g} ms a contender, "
-        f"{effort.warmup} warm-up calls a block"
-    )
+    block = f"{effort.calls()} iterations" if effort.iterations else f"about {effort.block_seconds * 1e3:g} ms"
+    return f"{effort.blocks} blocks of {block} a contender, {effort.warmup} warm-up calls a block"

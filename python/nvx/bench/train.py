@@ -121,7 +121,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     document = machine.document("train", command, {"backend": arguments.backend, "vs": arguments.vs})
     effort = Effort(arguments.blocks, arguments.iters, warmup=1)
     names = [contender.name for contender in usable]
-    shown = f"{world.size} ranks, one thread each; {arguments.iters} steps in {arguments.blocks} blocks"
+    shown = f"{world.size} ranks, one thread each; {effort.blocks} blocks of {effort.calls()} steps"
     world.log(report.opening(command, document, shown, names))
     round_trip = flag_round(world)
     world.log(report.state(round_trip))
