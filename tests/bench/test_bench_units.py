@@ -588,4 +588,5 @@ def test_the_reason_against_a_contender_has_one_prefix(monkeypatch):
 
     alone = types.SimpleNamespace(agreed=lambda reason: reason and f"rank 0: {reason}")
     monkeypatch.setattr(contenders, "_make", fails)
-    assert contenders.enlist(["nvx"], alone, 1.0) == ([], {"nvx": "rank 0: the ranks did not all come"})
+    assert contenders.enlist(["nvx", "gloo"], alone, 1.0) == ([], {"nvx": why, "gloo": why})
+    assert printed == [f"# left out: gloo ({why})"]

@@ -53,6 +53,8 @@ def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contend
         reason = world.agreed(reason)
         if reason or contender is None:
             refused[name] = reason
+            if position:  # without the backend under test, nothing is measured
+                world.log(f"# left out: {name} ({reason})")
         else:
             able.append(contender)
     return able, refused

@@ -48,8 +48,6 @@ class Sweep:
         ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
         effort = f"{ranks}, one thread each{tensors}; {_shown_effort(self.effort)}"
         self.world.log(report.opening(self.command, document, effort, [main, *peers]))
-        for name, reason in self.refused.items():
-            self.world.log(f"# left out: {name} ({reason})")
         if missed := self._missed_end():
             self.world.log(f"# {missed}")
         for row in self._rows():

@@ -1,9 +1,7 @@
-"""`nvx bench train`: whole training steps of a model whose time is communication, over each contender in
-turn.
+"""`nvx bench train`: whole training steps of a model whose time is communication, over each contender in turn.
 
-18 million parameters in six layers and a batch of four: the gradients of a step are 72 MB, its
-arithmetic is little. `alone` is the same step without communication, the lower bound of all
-contenders."""
+18 million parameters in six layers and a batch of four: the gradients of a step are 72 MB, its arithmetic is little.
+`alone` is the same step without communication, the lower bound of all contenders."""
 
 from __future__ import annotations
 
