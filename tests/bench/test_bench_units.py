@@ -168,7 +168,6 @@ def test_the_expected_result_is_exact(name, op, ranks):
         assert (held.real if dtype.is_complex else held).double().tolist() == row
 
 
-def test_patterns_of_ranks_and_salts_differ():
 @pytest.mark.parametrize("ranks", [2, 3, 5, 9, 12, 17, 100])
 def test_sums_of_many_ranks_stay_exact(ranks):
     """In any order, and in the type."""
@@ -179,6 +178,7 @@ def test_sums_of_many_ranks_stay_exact(ranks):
         assert total.max() > 0 or op == "avg" and ranks > exact, (dtype, op)
 
 
+def test_patterns_of_ranks_and_salts_differ():
     seen = [payload.pattern("sum", torch.float32, 4, rank, salt) for rank in range(4) for salt in (1, 2)]
     for i, one in enumerate(seen):
         assert all((one != other).float().mean() > 0.9 for other in seen[:i])
@@ -326,7 +326,11 @@ def test_all_has_sizes_of_its_own_unless_one_is_given():
     for given in (["-b8"], ["-b", "8"], ["--minbytes=8"]):
         parsed = cli.parse_sweep(["--all", *given, "-e8"])
         assert (parsed.sizes, parsed.minbytes) == (None, 8)
-    assert cli.parse_sweep(["all_reduce"]).minbytes == 32 << 20
+    parsed = cli.parse_sweep(["--all", "-e", "1M"])
+    assert (parsed.sizes, parsed.minbytes, parsed.maxbytes, parsed.stepfactor) == (None, 8, 1 << 20, 2)
+    assert cli.parse_sweep(["--all", "-f", "4"]).stepfactor == 4
+    parsed = cli.parse_sweep(["all_reduce"])
+    assert (parsed.minbytes, parsed.maxbytes, parsed.stepfactor, parsed.stepbytes) == (32 << 20, 32 << 20, 0, 1 << 20)
 
 
 def test_a_shell_of_srun_is_no_rank(monkeypatch):
@@ -503,6 +507,19 @@ def test_results_take_the_place_of_files_alone(tmp_path):
     assert link.is_symlink() and json.loads((tmp_path / "there.json").read_text()) == {"written": 2}
 
 
+def test_results_are_written_in_place_where_no_file_can_take_the_place(tmp_path, monkeypatch):
+    """Such as a file that a container mounts alone."""
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def busy(self, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(machine.Path, "replace", busy)
+    machine.write(str(path), {"written": 1})
+    assert json.loads(path.read_text()) == {"written": 1} and list(tmp_path.iterdir()) == [path]
+
+
 def test_results_have_a_row_a_line():
     rows = [{"size": 8, "blocks_us": [1.5, 2]}, {"size": 64}]
     contents = {"schema": 1, "machine": {"cpu": "x"}, "empty": [], "parts": {"a": {"results": rows}}}
@@ -524,19 +541,6 @@ def test_results_files_are_whole_or_absent(tmp_path):
     path.write_text(json.dumps({"schema": 0}))
     with pytest.raises(ValueError, match="not written by this nvx"):
         results_file.read(str(path))
-def test_results_are_written_in_place_where_no_file_can_take_the_place(tmp_path, monkeypatch):
-    """Such as a file that a container mounts alone."""
-    path = tmp_path / "results.json"
-    path.write_text("old")
-
-    def busy(self, target):
-        raise OSError(errno.EBUSY, "Device or resource busy")
-
-    monkeypatch.setattr(machine.Path, "replace", busy)
-    machine.write(str(path), {"written": 1})
-    assert json.loads(path.read_text()) == {"written": 1} and list(tmp_path.iterdir()) == [path]
-
-
 
 
 def write_results(path, sizes_=(8, 4096, 1 << 20)):
@@ -586,7 +590,8 @@ def test_the_reason_against_a_contender_has_one_prefix(monkeypatch):
     def fails(base, name, world, timeout):
         raise RuntimeError("nvx: the ranks did not all come\nmore")
 
-    alone = types.SimpleNamespace(agreed=lambda reason: reason and f"rank 0: {reason}")
+    printed, why = [], "rank 0: the ranks did not all come"
+    alone = types.SimpleNamespace(agreed=lambda reason: reason and f"rank 0: {reason}", log=printed.append)
     monkeypatch.setattr(contenders, "_make", fails)
     assert contenders.enlist(["nvx", "gloo"], alone, 1.0) == ([], {"nvx": why, "gloo": why})
     assert printed == [f"# left out: gloo ({why})"]

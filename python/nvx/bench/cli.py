@@ -112,12 +112,12 @@ def _sweep_parser() -> argparse.ArgumentParser:
     size = sizes.size_argument
     add = parser.add_argument
     add("collectives", nargs="*", metavar="collective", help=", ".join(collectives.COLLECTIVES))
-    add("--all", action="store_true", help="every collective")
+    add("--all", action="store_true", help="every collective; of 8 bytes to 64M, unless sizes are given")
     common(parser)
     add("-b", "--minbytes", type=size, help="smallest size (default 32M)")
-    add("-e", "--maxbytes", type=size, default=32 << 20, help="largest size (default 32M)")
-    add("-f", "--stepfactor", type=above(0, float), default=0, help="factor between sizes")
-    add("-i", "--stepbytes", type=size, default=1 << 20, help="step between sizes, where there is no factor")
+    add("-e", "--maxbytes", type=size, help="largest size (default 32M)")
+    add("-f", "--stepfactor", type=above(0, float), help="factor between sizes")
+    add("-i", "--stepbytes", type=size, help="step between sizes, where there is no factor")
     add("--sizes", type=sizes.sizes_argument, help="a list of sizes, instead of -b, -e, -f and -i")
     iterations = "least iterations of each contender; 0 (default): as many as fill the blocks"
     add("--iters", type=above(0), default=0, help=iterations)
@@ -148,9 +148,12 @@ def parse_sweep(arguments: list[str]) -> argparse.Namespace:
         parser.error("-G needs --device cuda")
     if parsed.all:
         parsed.collectives = list(collectives.COLLECTIVES)
-        if parsed.minbytes is None:
+        if {None} == {parsed.minbytes, parsed.maxbytes, parsed.stepfactor, parsed.stepbytes}:
             parsed.sizes = parsed.sizes or ALL_SIZES
-    parsed.minbytes = 32 << 20 if parsed.minbytes is None else parsed.minbytes
+        elif parsed.minbytes is None:
+            parsed.minbytes, parsed.stepfactor = 8, parsed.stepfactor or (2 if parsed.stepbytes is None else 0)
+    defaults = {"minbytes": 32 << 20, "maxbytes": 32 << 20, "stepfactor": 0, "stepbytes": 1 << 20}
+    vars(parsed).update({name: value for name, value in defaults.items() if getattr(parsed, name) is None})
     if not parsed.collectives:
         parser.error("name a collective, or --all")
     ranks = (world.placed() or (0, parsed.ranks))[1]
