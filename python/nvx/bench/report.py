@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NOT_APPLICABLE = "N/A"
-_FIXED = (
-    ("size", "(B)", 12),
-    ("count", "(elements)", 12),
-    ("type", "", 8),
-    ("redop", "", 6),
-    ("root", "", 6),
-)
+_FIXED = (("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 8), ("redop", "", 6), ("root", "", 6))
 _TIMED = (("time", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
 _PERCENTILES = (("p50", "(us)", 7), ("p99", "(us)", 7))
 _PER_CALL = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))

@@ -53,14 +53,9 @@ class Sweep:
         for row in self._rows():
             shown = (row.variants[: 1 if self.arguments.primary else None], self._checks(self.contenders[0], row))
             self._collective(row, report.Table(main, peers, *shown, bool(self.arguments.per_iter_timing)))
-        document |= {
-            "ranks": self.world.size,
-            "hosts": hosts.layout().removeprefix(" on ") or "1 host",
-            "effort": asdict(self.effort),
-            "flag_round_us": self.rounds,
-            "notes": self.notes,
-            "results": self.results,
-        }
+        document |= {"ranks": self.world.size, "hosts": hosts.layout().removeprefix(" on ") or "1 host"}
+        document |= {"effort": asdict(self.effort), "flag_round_us": self.rounds, "notes": self.notes}
+        document["results"] = self.results
         if self.arguments.json and self.world.rank == 0:
             machine.write(self.arguments.json, document)
         for contender in self.contenders:

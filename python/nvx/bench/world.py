@@ -55,18 +55,10 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
     source = str(Path(next(iter(nvx.__path__))).parent)
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return dict(
-        os.environ,
-        PYTHONPATH=os.pathsep.join(dict.fromkeys(paths)),
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        LOCAL_WORLD_SIZE=str(ranks),
-        LOCAL_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-    )
+    place = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(ranks))
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **place}
 
 
 def launch(arguments: Sequence[str], ranks: int, hosts: int = 1) -> int:
@@ -208,13 +200,8 @@ def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     torch.set_num_threads(1)
     if rendezvous is None and under_mpi() and "MASTER_ADDR" not in os.environ:
         rendezvous = _rendezvous_over_mpi()
-    dist.init_process_group(
-        "gloo",
-        init_method=rendezvous or "env://",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", rendezvous or "env://", timeout=limit, rank=rank, world_size=size)
     return World(rank, size, place_on(device))
 
 
