@@ -58,7 +58,9 @@ def run(arguments):
         return 2
     try:
         return importlib.import_module(row[0]).main(arguments[1:])
-    except (Unusable, Refused) as why:
+    except (Unusable, Refused, FileNotFoundError) as why:
+        if isinstance(why, FileNotFoundError) and "temporary directory" not in str(why):  # tempfile's, in any command
+            raise
         print(f"nvx {arguments[0]}: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

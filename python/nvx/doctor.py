@@ -223,6 +223,14 @@ def check_files():
 def check_loopback():
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
+def check_temporary():
+    try:
+        return okay("temporary files", f"in {tempfile.gettempdir()}")
+    except FileNotFoundError as error:
+        advice = "set TMPDIR to a folder that can be written (docker run --tmpfs /tmp)"
+        return Finding("temporary files", "FAIL", error.strerror, advice)
+
+
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
         return Finding("loopback", "FAIL", f"TCP to 127.0.0.1: {error}", "torchrun's store needs it: bring up `lo`")
@@ -230,19 +238,9 @@ def check_loopback():
 
 
 CHECKS = (
-    check_versions,
-    check_distribution,
-    check_build,
-    check_registration,
-    check_variables,
-    check_served_names,
-    check_cores,
-    check_memfd,
-    check_pidfd,
-    check_memory,
-    check_files,
-    check_loopback,
-)
+    check_versions, check_distribution, check_build, check_registration, check_variables, check_served_names,
+    check_cores, check_memfd, check_pidfd, check_memory, check_files, check_temporary, check_loopback,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

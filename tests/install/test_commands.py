@@ -71,6 +71,23 @@ def test_a_command_and_the_doctor_report_why_the_module_does_not_load(monkeypatc
     assert found.text == text and found.hint.startswith("`conda install ")
 
 
+def test_a_machine_without_a_folder_for_temporary_files_is_reported(monkeypatch, capsys):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", none)
+    assert cli.main(["demo", "-n", "2"]) == 2
+    assert "nvx demo: [Errno 2] No usable temporary directory found" in capsys.readouterr().err
+    found = doctor.check_temporary()
+    assert found.state == "FAIL" and "--tmpfs /tmp" in found.hint
+
+
+def test_doctor_counts_the_cores_within_the_quota(monkeypatch):
+    monkeypatch.setattr(nvx_module._load(), "processor", lambda: {"cores": 1})
+    found = doctor.check_cores()
+    assert found.state == "WARN" and found.text.startswith("1 of ")
+
+
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     reader, writer = os.pipe()
     os.close(reader)
