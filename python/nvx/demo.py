@@ -157,9 +157,9 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
-    nvx._load()
+    cores = nvx._load().processor()["cores"]
     nvx.stand_in.serve_none()
-    threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
+    threads = max(1, cores // options.ranks)
     print(
         f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, "
         f"with {' and '.join(STRATEGIES)} on {options.ranks} CPU ranks over {' and '.join(BACKENDS)} in turns",

@@ -168,9 +168,12 @@ def check_registration():
 
 
 def check_cores():
-    cores = len(os.sched_getaffinity(0))
+    try:
+        cores = nvx._load().processor()["cores"]  # within the cgroup's quota, too
+    except nvx.Unusable:
+        return None  # check_build reports it
     text = f"{cores} of {os.cpu_count()} cores are available to this process"
-    advice = "ranks share one core: allow more (taskset, docker --cpuset-cpus)"
+    advice = "ranks share one core: allow more (taskset, docker --cpuset-cpus and --cpus)"
     return Finding("cores", "WARN", text, advice) if cores < 2 else okay("cores", text)
 
 
@@ -220,9 +223,6 @@ def check_files():
     return Finding("open files", "WARN", text, advice) if soft < 1024 else okay("open files", text)
 
 
-def check_loopback():
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
 def check_temporary():
     try:
         return okay("temporary files", f"in {tempfile.gettempdir()}")
@@ -231,6 +231,9 @@ def check_temporary():
         return Finding("temporary files", "FAIL", error.strerror, advice)
 
 
+def check_loopback():
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
         return Finding("loopback", "FAIL", f"TCP to 127.0.0.1: {error}", "torchrun's store needs it: bring up `lo`")

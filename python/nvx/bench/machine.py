@@ -52,11 +52,11 @@ def cpu_model() -> str:
 
 def describe() -> dict[str, Any]:
     """Describes the machine, without names or addresses."""
-    flags = _field("/proc/cpuinfo", "flags").split()
+    flags, native = _field("/proc/cpuinfo", "flags").split(), sys.modules.get("nvx._C")
     return {
         "cpu": cpu_model(),
         "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": native.processor()["cores"] if native else len(os.sched_getaffinity(0)),
         "cores_online": os.cpu_count(),
         "virtual": "hypervisor" in flags,
         "simd": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if flag in flags],
