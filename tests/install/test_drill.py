@@ -64,6 +64,11 @@ sys.exit(drill.main(sys.argv[1:]))
 """
 
 
+def test_a_machine_without_shared_files_has_no_leftovers_there(monkeypatch):
+    monkeypatch.setattr(drill.os, "listdir", lambda folder: os.scandir("/absent"))
+    assert drill.shared_names() == set()
+
+
 def test_leftovers_are_seen(tmp_path):
     file = tmp_path / "rows.json"
     try:
