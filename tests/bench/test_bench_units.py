@@ -30,14 +30,10 @@ from nvx.bench import (  # noqa: E402
     contenders,
     machine,
     payload,
-    peers,
-    probe,
     report,
     runner,
     sizes,
-    sockets,
     sweep,
-    world,
 )
 
 
@@ -331,44 +327,6 @@ def test_all_has_sizes_of_its_own_unless_one_is_given():
     assert cli.parse_sweep(["--all", "-f", "4"]).stepfactor == 4
     parsed = cli.parse_sweep(["all_reduce"])
     assert (parsed.minbytes, parsed.maxbytes, parsed.stepfactor, parsed.stepbytes) == (32 << 20, 32 << 20, 0, 1 << 20)
-
-
-def test_a_shell_of_srun_is_no_rank(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "1")
-    assert world.placed() is None
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert world.placed() == (0, 2)
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(world.LaunchError, match=r"pip install mpi4py; .* unset OMPI_COMM_WORLD_RANK and PMI_RANK"):
-        world._rendezvous_over_mpi()
-
-
-def test_a_number_of_ranks_that_the_launcher_does_not_have_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(SystemExit):
-        cli.parse_sweep(["all_reduce", "-n", "4"])
-    assert "-n 4, but RANK and WORLD_SIZE, or MPI's, give 1: unset them" in capsys.readouterr().err
-    assert cli.parse_sweep(["all_reduce", "-n", "1"]).ranks == 1
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_without_common_memory_or_interface_do_without(monkeypatch, rank):
-    """Rank 1 finds no file of rank 0's machine; rank 0 waits for a connection to its own loopback."""
-    us = types.SimpleNamespace(rank=rank, size=2, barrier=bool, agreed=lambda reason: reason or "rank 1: no page")
-    us.device = torch.device("cpu")
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda names, src: names)
-    page = probe._shared_page(us)
-    assert page is None if rank else len(page) >= 4096
-    assert probe.flag_round(us) is None
-    monkeypatch.setattr(sockets, "CONNECT_S", 0.1)
-    with pytest.raises(peers.Unsupported, match="between hosts, GLOO_SOCKET_IFNAME names their interface"):
-        if rank:
-            monkeypatch.setattr(sockets.socket, "create_connection", lambda *given: open("/absent"))
-        sockets.SocketContender("socket", us)
 
 
 def test_a_wrong_contender_lists_the_contenders_and_those_installed(monkeypatch):

@@ -27,10 +27,13 @@ def why_no_namespaces() -> str | None:
     if shutil.which("ip") is None:
         return "network namespaces need iproute2 (on Debian: apt-get install iproute2)"
     name = f"nvx-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode != 0:
-        return f"a network namespace cannot be made here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=False)
+    try:
+        ip("netns", "add", name)
+        ip("link", "add", INTERFACE, "type", "veth", "peer", "name", "peer0", inside=name)
+    except RuntimeError as error:
+        return f"network namespaces cannot be made or joined here: {error}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     return None
 
 
@@ -84,7 +87,9 @@ class Hosts:
 
     def environment(self) -> dict[str, str]:
         """Variables that make every backend use the interface between the hosts."""
-        return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
+        own = ("NVX_SOCKET_IFNAME", "UCX_NET_DEVICES", "NVX_UCX_NET_DEVICES")  # of the interfaces outside
+        names = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *(name for name in own if name in os.environ)]
+        return dict.fromkeys(names, INTERFACE)
 
     def set_link(self, host: int, state: str) -> None:
         """`state`: up or down."""

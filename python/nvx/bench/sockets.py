@@ -43,7 +43,14 @@ class SocketContender(Contender):
 
     def _connect(self) -> socket.socket:
         """Rank 0 listens for one connection, and sends its address over the control group."""
-        with socket.create_server((_own_address(), 0)) as server:
+        why_not = ""
+        try:
+            server = socket.create_server((_own_address(), 0))
+        except OSError as error:
+            why_not = str(error)
+        if why_not := self.world.agreed(why_not):  # before the broadcast, in which both must take part
+            raise Unsupported(why_not)
+        with server:
             named = [server.getsockname()]
             dist.broadcast_object_list(named, src=0)
             server.settimeout(CONNECT_S)
