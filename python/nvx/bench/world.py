@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -224,12 +225,12 @@ def why_no(device: str) -> str:
 
 
 def _rendezvous_over_mpi() -> str:
-    """A bare mpirun gives no rendezvous address: rank 0 names a file."""
+    """A bare mpirun gives no rendezvous address: rank 0 names a free port of its host."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # it is not installed, or finds no library
         unset = "if no mpirun started this process, unset OMPI_COMM_WORLD_RANK and PMI_RANK"
         raise LaunchError(f"ranks of MPI find each other by mpi4py ({error}): pip install mpi4py; {unset}") from None
-    world = MPI.COMM_WORLD
-    name = tempfile.mkdtemp(prefix="nvx-bench-") if world.Get_rank() == 0 else None
-    return f"file://{world.bcast(name, root=0)}/store"
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    return MPI.COMM_WORLD.bcast(f"tcp://{socket.gethostname()}:{port}", root=0)
