@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import threading
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ PROBE_ENV = dict.fromkeys(
     ),
     "0",
 )
+SETTING = threading.Lock()  # several groups may be made at once
 FOR_EVER = datetime.timedelta(days=365)  # nvx applies the timeout
 
 
@@ -52,11 +54,12 @@ def make(store, rank, size, device):
     """A ProcessGroupNCCL of these ranks, not connected yet."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOR_EVER
-    before = {name: os.environ[name] for name in PROBE_ENV if name in os.environ}
-    os.environ.update(PROBE_ENV)
-    try:
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        for name in PROBE_ENV:
-            del os.environ[name]
-        os.environ.update(before)
+    with SETTING:
+        before = {name: os.environ[name] for name in PROBE_ENV if name in os.environ}
+        os.environ.update(PROBE_ENV)
+        try:
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        finally:
+            for name in PROBE_ENV:
+                os.environ.pop(name, None)
+            os.environ.update(before)
