@@ -75,7 +75,9 @@ def missed_end(scanned: list[int], largest: int) -> str:
 
 
 def exact(size: int) -> str:
-    """The exact size, in the largest unit that can express it."""
+    """The exact size, in the largest unit that can express it; "any" for a limit without bound."""
+    if size == 1 << 40:
+        return "any"
     unit = next((name for name in "gmk" if size and size % _UNITS[name] == 0), "")
     return f"{size // _UNITS[unit]}{unit.upper()}"
 

@@ -56,16 +56,9 @@ def query(collective, nbytes, options):
         title = nvx.explain(collective, nbytes, ranks, hosts)
         ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
     by_kernels = any(way["by"].startswith("kernels") for way in ways)
-    return {
-        "collective": collective,
-        "bytes": nbytes,
-        "ranks": ranks,
-        "hosts": hosts,
-        "device": options.device,
-        "summary": title,
-        "ways": ways,
-        "taken": core.taken_on_device(-(-ranks // hosts)) if by_kernels else {},
-    }
+    taken = core.taken_on_device(-(-ranks // hosts)) if by_kernels else {}
+    asked = {"collective": collective, "bytes": nbytes, "ranks": ranks, "hosts": hosts, "device": options.device}
+    return asked | {"summary": title, "ways": ways, "taken": taken}
 
 
 def taken_text(taken):
@@ -97,16 +90,12 @@ def text(answer):
     return "\n".join([answer["summary"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
 
 
-def shown(number):
-    return "any" if number == 1 << 40 else exact(number)
-
-
 def keys_table(rows):
     """Every key of NVX_TUNE: its value, and where that comes from."""
     cells = [["key", "value", "set by", "at least", "at most", "between", "meaning"]]
     for row in rows:
-        bounds = [shown(row[name]) for name in ("least", "most")]
-        cells.append([row["key"], shown(row["value"]), row["set_by"], *bounds, row["link"], row["meaning"]])
+        bounds = [exact(row[name]) for name in ("least", "most")]
+        cells.append([row["key"], exact(row["value"]), row["set_by"], *bounds, row["link"], row["meaning"]])
     return "\n".join(columns(cells))
 
 
@@ -146,5 +135,5 @@ def main(arguments=None):
             print(LEGEND)
         for row in rows:
             if row["set_by"] != "default":
-                print(f"tuned: {row['key']} = {shown(row['value'])} ({row['set_by']})")
+                print(f"tuned: {row['key']} = {exact(row['value'])} ({row['set_by']})")
     return 0

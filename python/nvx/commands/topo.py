@@ -54,15 +54,10 @@ def gather(measure=False):
         gpus["why_not_measured"] = "timing copies needs two GPUs"
     processor, network = core.processor(), core.network()
     settings = {row[0]: row[1] if row[4] else os.environ.get(row[0]) or row[1] for row in core.config_table()}
+    host = {"name": processor["host"], "cores": processor["cores"], "cores_online": os.cpu_count()}
     return {
         "schema": SCHEMA,
-        "host": {
-            "name": processor["host"],
-            "cores": processor["cores"],
-            "cores_online": os.cpu_count(),
-            "caches": caches(),
-            "numa": numa_nodes(),
-        },
+        "host": host | {"caches": caches(), "numa": numa_nodes()},
         "inside_host": {
             "transport": "shared memory",
             "cgroup_limit_bytes": memory_limit(),
