@@ -1,5 +1,6 @@
 """Checkpoints in the background of training: NVX_AS=gloo torchrun --nproc-per-node 2 examples/async_save.py"""
 
+import shutil
 import tempfile
 
 import compare
@@ -34,6 +35,8 @@ def train():
     dcp.load(state, checkpoint_id=folder[0])
     assert all(torch.equal(p.to_local(), s) for p, s in zip(state.values(), saved, strict=True))
     run.done(trained)
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
     dist.destroy_process_group()
 
 
