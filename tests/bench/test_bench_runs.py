@@ -231,6 +231,7 @@ def test_training_steps_leave_out_what_has_no_results(tmp_path):
     assert "# null: left out, a step needs a group whose results are right" in done.stdout
 
 
+@pytest.mark.slow
 def test_overlap(tmp_path):
     path = tmp_path / "overlap.json"
     done = in_checkout(
@@ -243,6 +244,7 @@ def test_overlap(tmp_path):
     assert alone["slowed_by"] == 0 and beside["product_us"] > 0
 
 
+@pytest.mark.slow
 def test_init_and_memory(tmp_path):
     path = tmp_path / "init.json"
     done = in_checkout("run.py", "init", "--backend", "gloo", "--vs", "null", "--samples", "1", "-J", str(path))
@@ -259,7 +261,10 @@ def test_init_and_memory(tmp_path):
     assert all(stage["resident"] > 1 << 20 for stage in stages.values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+SLOW_SIGHUP = pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, SLOW_SIGHUP])
 def test_a_signal_ends_the_ranks(number):
     paths = [str(WHERE), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep)}

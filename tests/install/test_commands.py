@@ -427,9 +427,9 @@ def add_entry_point(folder):
     (folder / "torch_nvx-0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
 
 
-@pytest.mark.parametrize("first", ["nvx", "torch"])
-@pytest.mark.parametrize("switch", ["1", "0"])
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize(
+    ("first", "switch", "installed"), [("nvx", "1", True), ("torch", "1", True), ("torch", "0", False)]
+)
 def test_import_nvx_registers_it_before_and_after_torch(tmp_path, first, switch, installed):
     if installed:
         add_entry_point(tmp_path)

@@ -49,6 +49,7 @@ def test_a_wrong_element_on_a_device_is_counted(rank, world, tmp_path):
     assert status == 1
 
 
+@pytest.mark.slow
 @on_fake_gpus(2)
 def test_a_product_and_a_step_on_a_device(rank, world, tmp_path):
     common = ["--backend", "nvx", "-J", f"{tmp_path}/found.json"]

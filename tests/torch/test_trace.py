@@ -150,7 +150,7 @@ def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
     assert "1 rank; open it in ui.perfetto.dev" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_goes_to_the_command_and_leaves_its_trace(tmp_path, number):
     output = tmp_path / "out.json"
     program = "import time, torch.distributed as dist, nvx\n" + (
