@@ -170,16 +170,19 @@ class TileExec : public Machine {
       : Machine(machine), rank_(rank), control_(control), call_(call) {
     const uint64_t began_ns = Machine::now_ns();
     late_ns_ = timeout_ns != 0 ? began_ns + timeout_ns : UINT64_MAX;
-    next_check_ns_ = began_ns + Machine::kCheckNs;
+    // Reads of the host's abort word that come together are served one after another, at about a microsecond each. So
+    // each block, and each of its warps, has a time of its own within the interval.
+    constexpr uint32_t kTimes = 32;
+    const uint32_t time = (uint32_t(Machine::tile()) + uint32_t(Machine::lane()) / 32 * 8) % kTimes;
+    next_check_ns_ = began_ns + Machine::kCheckNs + time * (Machine::kCheckNs / kTimes);
   }
 
   /// The host's abort word, read by one lane of the first block; all others get 0. The read crosses the bus: call it
-  /// early, and not_aborted() as late as its result is needed. Reads of one word by many blocks come one after another,
-  /// at about a microsecond each, so the other blocks notice an abort where they wait, or by the rank's failure.
+  /// early, and not_aborted() as late as its result is needed.
   NVX_HD uint32_t load_abort() const {
     return checks_for_abort() && Machine::tile() == 0 ? Machine::load_host(control_->abort) : 0;
   }
-  NVX_HD bool not_aborted(uint32_t abort) { return abort == 0 || fail(alarm()); }
+  NVX_HD bool not_aborted(uint32_t abort) { return abort == 0 || fail(Verdict::wait(Waited::kAlarmed, -1, 0, 0)); }
 
   /// How far a peer's pool is mapped. `base` never changes once set, and `mapped` only grows, so the two reads need not
   /// be atomic together.
@@ -262,8 +265,6 @@ class TileExec : public Machine {
     Waited end;  // kReached: go on
     uint64_t next_check_ns;
   };
-
-  NVX_HD static Verdict alarm() { return Verdict::wait(Waited::kAlarmed, -1, 0, 0); }
 
   /// Whether this rank has failed, in any block and any operation.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }

@@ -27,7 +27,7 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, voi
   void* arguments[] = {&ranks, &blocks};
   const cudaError_t error = cudaLaunchCooperativeKernel(
       reinterpret_cast<const void*>(run_fused), dim3(count * blocks), dim3(kernel::kLanes), arguments,
-      kernel::kMostRanks * sizeof(kernel::Peer), static_cast<cudaStream_t>(stream));
+      kernel::shared_bytes(kernel::kMostRanks), static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return {};
   return {Code::kSystem, std::string("nvx: a fused launch: ") + cudaGetErrorString(error)};
 }

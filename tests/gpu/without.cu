@@ -72,7 +72,7 @@ Status launch_without(Without without, const kernel::DeviceChannel& channel, con
   void* arguments[] = {&args};
   const cudaError_t error =
       cudaLaunchKernel(kernel, dim3(channel.shape.blocks), dim3(kernel::kLanes), arguments,
-                       channel.shape.ranks * sizeof(kernel::Peer), static_cast<cudaStream_t>(stream));
+                       kernel::shared_bytes(channel.shape.ranks), static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return {};
   return {Code::kSystem, std::string("nvx: a launch without something: ") + cudaGetErrorString(error)};
 }

@@ -75,9 +75,10 @@ ORDERS = {
     "record": "claim(failed) signal(state)",
     "has_failed": "load(failed)",
     # packets
-    "enter": "describe is_free all restamp put_packet send_places",
-    "meet": "await_word all pipe.last_met= decide_direct await_ready all all",
-    "leave": "sync signal_peers(done) own.history= own.digests= own.epoch= pipe.sent= pipe.taken= sync",
+    "enter": "describe is_free all restamp put_packet send_places remember",
+    "remember": "own.history= own.digests= own.epoch=",
+    "meet": "await_word all receive pipe.last_met= decide_direct await_ready all all",
+    "leave": "sync signal_peers(done) pipe.sent= pipe.taken= sync",
     "is_free": "wait_for(done)",
     "await_word": "wait peek_packet",
     "mismatch": "await_word",
@@ -88,13 +89,16 @@ ORDERS = {
     "load_ahead": "wait peek_pack",
     "store_sum": "put_pack",
     "reduce_hot": "load_ahead store_sum",
+    "gather_packs": "wait peek_pack",
+    "reduce_gathered": "store_sum",
     "load_any": "load_ahead",
     "factor_of": "wait peek_packet",
     "reduce_elements": "load_any factor_of store_sum",
     "put_packets": "put_pack put_pack",
     "get_packets": "wait peek_pack all",
-    "reduce_packets": "put_packets meet all reduce_as",
-    "reduce_packets_two_shot": "put_packets meet reduce_as get_packets",
+    "meet_and_reduce": "meet gather_packs reduce_gathered meet reduce_as",
+    "reduce_packets": "put_packets meet_and_reduce all",
+    "reduce_packets_two_shot": "put_packets meet_and_reduce get_packets",
     "exchange_packets": "put_packets meet get_packets",
     # chunks
     "await": "may_continue wait_for(credit) wait_for(posted) all none_has_failed",
@@ -136,6 +140,9 @@ PACKETS = (
     "load_ahead",
     "load_any",
     "reduce_hot",
+    "gather_packs",
+    "reduce_gathered",
+    "meet_and_reduce",
 )
 
 PROTOCOLS = [
@@ -154,6 +161,21 @@ PROTOCOLS = [
                 ("await_packet s hi :1", "peek_packet s hi"),
                 ("put_packet hi a:1; put_packet lo a:1", "put_packet lo a:1; put_packet hi a:1"),
             ],
+        },
+    ),
+    Protocol(
+        "a pack that one lane has gathered is added by another, and sums are sent on when all arrivals have come",
+        ("gather_packs", "reduce_gathered", "meet_and_reduce", "meet", "reduce_packets", "reduce_packets_two_shot"),
+        """
+        init pack=old:9 arrival=old:9
+        a0: put_packet pack a:1; put_packet arrival x:1
+        b0: await_packet r pack :1; write gathered 1; all 0
+        b1: await_packet g arrival :1; all 0; read s gathered
+        b2: all 0; write tensor 1
+        """,
+        ("r!=a:1", "s!=1", "stuck"),
+        {
+            "no barrier between the lane that gathers and the one that adds": [("gathered 1; all 0", "gathered 1"), (":1; all 0; read", ":1; read")],
         },
     ),
     Protocol(
@@ -233,7 +255,7 @@ PROTOCOLS = [
     ),
     Protocol(
         "a block's state of its peers, written by one lane, is read by the others behind a barrier",
-        ("enter", "meet", "await", "publish", "leave"),
+        ("enter", "remember", "meet", "await", "publish", "leave"),
         """
         b0: write state 1; all 0; all 1; write state 2; all 2
         b1: all 0; read r state; all 1; all 2; read s state

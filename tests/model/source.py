@@ -12,7 +12,8 @@ FILES = ("exec.h", *(f"gpu/{one}.h" for one in GPU))
 OPERATIONS = "put_packet|peek_packet|signal|signal_behind|fence|acquire|sync|all"
 WORDS = "load|store|claim|add|load_host|store_host|load_view"  # operations whose names others have too
 STEPS = """put_pack|peek_pack|await_word|wait_for|none_has_failed|has_not_failed|signal_peers|restamp|await_ready|
-decide_direct|is_free|describe|send_places|copy_all|reduce_as|meet|await|publish|await_readers|enter|leave|factor_of|give_up|retire|
+decide_direct|is_free|describe|send_places|remember|receive|copy_all|gather_packs|reduce_gathered|meet_and_reduce|
+reduce_as|meet|await|publish|await_readers|enter|leave|factor_of|give_up|retire|
 complete|load_ahead|store_sum|wait|load_any|get_packets|put_packets|end_block|may_continue|own|pipe""".replace("\n", "")
 OBJECT = r"(?:(?:ex_?|lane|ch|Machine|memory)(?:\.|::))?\b"
 CALL = re.compile(

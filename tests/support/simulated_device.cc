@@ -274,13 +274,16 @@ int simulate_lanes(const kernel::DeviceChannel& channel, int lanes, const Inject
   const int blocks = int(channel.shape.blocks);
   std::vector<std::unique_ptr<Crossing>> crossings;
   for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
-  std::vector<kernel::Peer> peers(size_t(blocks) * channel.shape.ranks);
+  // As on a device: the memory that a block's lanes share.
+  const size_t shared_bytes = kernel::shared_bytes(channel.shape.ranks);
+  std::vector<kernel::Pack> shared(size_t(blocks) * (shared_bytes / sizeof(kernel::Pack)));
   std::atomic<int> well{0};
   LaneThreads::mine().run(blocks * lanes, [&](int i) {
     follow_rules();
     const int b = i / lanes;
     const HostMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], fault);
-    well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
+    well += run_lane(machine, reinterpret_cast<kernel::Peer*>(reinterpret_cast<std::byte*>(shared.data()) +
+                                                              size_t(b) * shared_bytes));
   });
   return well;
 }

@@ -30,6 +30,9 @@ class ChannelMemory {
   /// Where a round's copies for and from a rank are: by their order, so that this rank begins with the one after it.
   NVX_HD Peer& copies(uint32_t p) const { return peers_[p > rank() ? p - rank() - 1 : p + ranks_ - rank() - 1]; }
 
+  /// Shared memory for gather_packs(), behind the peers' states.
+  NVX_HD Pack* gathered() const { return in_block(reinterpret_cast<Pack*>(peers_ + ranks_)); }
+
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.by_blocks); }
   /// Chunk k of such a share; empty beyond its end.

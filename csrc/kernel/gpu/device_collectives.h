@@ -18,7 +18,7 @@
 /// The results and everything that peers see are the same.
 namespace nvx::kernel {
 
-/// A pack of a peer's piece. Whole: it can be read at once.
+/// A pack of a peer's piece. Whole: it can be read in one access.
 struct InPackets {
   uint32_t peer, pack;
   bool is_there, is_whole;
@@ -55,8 +55,8 @@ NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
         const uint32_t p = n < packs.count() ? ch.after(packs.rank(n)) : ch.rank();
         const Piece& piece = ch.peers()[p].send;
         const bool is_there = n < packs.count() && i < ch.peers()[p].packs_to && ch.sends_to(job, p);
-        const bool is_whole = is_there && is_aligned(piece.data) && (i + 1) * sizeof(Pack) <= piece.bytes;
         const size_t begin = i * sizeof(Pack);
+        const bool is_whole = is_there && is_readable_pack(piece.data, piece.bytes - begin);
         return InPackets{p, i, is_there, is_whole, offset(piece.data, begin), piece.bytes - begin};
       };
       NVX_UNROLL
@@ -116,14 +116,32 @@ NVX_HD bool reduce_as(Exec& ex, const Job& job, const Reduction& f) {
   }
 }
 
+/// Meets the peers and reduces the packets of all ranks; `second`: see Reduction. *ok: whether this lane has been
+/// successful. Returns false on all lanes if the tile has failed.
+template <class Kind, class Exec, class Channel>
+NVX_HD bool meet_and_reduce(Exec& ex, Channel& ch, const Job& job, uint32_t second, bool* ok) {
+  const Reduction f = ch.reduction(job, /*in_packets=*/true, second, ch.me().recv);
+  if constexpr (Kind::kHot) {
+    const PacksInPackets packs(ch.ranks(), uint32_t(ceil_div(f.bytes, sizeof(Pack))));
+    if (can_gather(ex, packs)) {
+      if (!ch.meet(job, [&] { return gather_packs(ex, f, packs, ch.gathered()); })) return false;
+      reduce_gathered<typename Kind::Element>(ex, f, packs, ch.gathered());
+      return true;
+    }
+  }
+  if (!ch.meet(job)) return false;
+  *ok = reduce_as<Kind>(ex, job, f);
+  return true;
+}
+
 /// One step: each rank sends its data to every reader, and the readers reduce in rank order. For all_reduce, reduce,
 /// and reduce_scatter, in which each rank is sent only its own piece.
 template <class Kind, class Exec, class Channel>
 NVX_HD bool reduce_packets(Exec& ex, Channel& ch, const Job& job) {
   put_packets<Kind>(ex, ch, job);
   if (!ch.sends_to(job, ch.rank())) return true;
-  if (!ch.meet(job)) return false;
-  return ex.all(reduce_as<Kind>(ex, job, ch.reduction(job, /*in_packets=*/true, /*second=*/0, ch.me().recv)));
+  bool ok = true;
+  return meet_and_reduce<Kind>(ex, ch, job, /*second=*/0, &ok) && ex.all(ok);
 }
 
 /// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all. Half of the packets
@@ -132,9 +150,8 @@ template <class Kind, class Exec, class Channel>
 NVX_HD bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job) {
   const uint32_t second = ch.shape().packs() / 2;
   put_packets<Kind>(ex, ch, job);
-  if (!ch.meet(job)) return false;
-  const bool ok = reduce_as<Kind>(ex, job, ch.reduction(job, /*in_packets=*/true, second, ch.me().recv));
-  return get_packets<Kind>(ex, ch, job, second, ok);
+  bool ok = true;
+  return meet_and_reduce<Kind>(ex, ch, job, second, &ok) && get_packets<Kind>(ex, ch, job, second, ok);
 }
 
 /// For each chunk: send the other ranks their slices of this rank's input; reduce this rank's slice of all inputs and

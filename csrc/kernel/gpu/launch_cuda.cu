@@ -93,7 +93,7 @@ Status launch(const void* kernel, const DeviceChannel& channel, std::span<const 
   std::copy(jobs.begin(), jobs.end(), args.jobs);
   std::copy(table.begin(), table.end(), args.table);
   void* arguments[] = {&args};
-  return launch_on(stream, kernel, channel.shape.blocks, arguments, channel.shape.ranks * sizeof(Peer),
+  return launch_on(stream, kernel, channel.shape.blocks, arguments, shared_bytes(channel.shape.ranks),
                    "a kernel launch");
 }
 
@@ -130,7 +130,7 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     int blocks = 0;
     NVX_TRY(status_of(cudaFuncGetAttributes(&a, row.kernel), row.name));
     NVX_TRY(
-        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, kMostRanks * sizeof(Peer)),
+        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, shared_bytes(kMostRanks)),
                   row.name));
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);

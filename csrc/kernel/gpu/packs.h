@@ -18,11 +18,20 @@ struct [[gnu::may_alias]] Aliased {
   Word word;
 };
 
+NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
+/// Whether the pack at `at`, in a piece that ends after `bytes`, can be read in one access. On a device that needs the
+/// alignment only: an aligned access of 16 bytes stays in one page, and nobody uses the bytes behind the end.
+NVX_HD inline bool is_readable_pack(const void* at, [[maybe_unused]] size_t bytes) {
+#ifdef __CUDA_ARCH__
+  return is_aligned(at);
+#else
+  return is_aligned(at) && bytes >= sizeof(Pack);
+#endif
+}
 /// Whether a piece can be read as packs in place.
 NVX_HD inline bool has_packs(const void* at, size_t bytes) {
   return (reinterpret_cast<uintptr_t>(at) | bytes) % sizeof(Pack) == 0;
 }
-NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
 
 /// The pack at any address of which only the first `bytes` bytes exist, in units that divide both. Bytes beyond them
 /// are not accessed.
@@ -153,7 +162,16 @@ struct Peer {
   const std::byte* source;  ///< to reduce
   std::byte* sum;           ///< where this rank stores its sum at the peer; null: it does not
 };
-static_assert(kMostRanks * sizeof(Peer) <= 48 << 10, "the shared memory of a block");
+
+/// The packs that a block gathers in shared memory, behind its peers' states, if there are few ranks: two for each of
+/// 512 lanes.
+inline constexpr uint32_t kMostGathered = 1024, kGatheringRanks = 64;
+/// The shared memory of a block.
+constexpr size_t shared_bytes(uint32_t ranks) {
+  return ranks * sizeof(Peer) + (ranks <= kGatheringRanks ? kMostGathered * sizeof(Pack) : 0);
+}
+static_assert(shared_bytes(kMostRanks) <= 48 << 10 && shared_bytes(kGatheringRanks) <= 48 << 10);
+static_assert(sizeof(Peer) % sizeof(Pack) == 0);
 
 /// The packs of a copy at unaligned addresses, and its end. All lanes call it together. Pack i belongs to lane i modulo
 /// the number of lanes, here and in copy_all() and in reductions.
@@ -413,6 +431,64 @@ NVX_HD void reduce_few(const Exec& ex, const Reduction& f) {
         if (p != f.me && f.peers[p].sum) store_pack<T>(f.peers[p].sum + at, out, f.bytes - at);
       }
     }
+  }
+}
+
+/// Whether the packets of all ranks are few enough for gather_packs().
+template <class Exec>
+NVX_HD bool can_gather(const Exec& ex, const PacksInPackets& packs) {
+  return packs.ranks <= kGatheringRanks && packs.count() <= kMostGathered && packs.count() <= 2 * uint32_t(ex.lanes());
+}
+
+/// Waits for the packs of all ranks, two a lane, so that all of them arrive within one latency, and puts them into
+/// shared memory. The result is this lane's alone.
+template <class Exec>
+NVX_HD bool gather_packs(Exec& ex, const Reduction& f, const PacksInPackets& packs, Pack* gathered) {
+  constexpr int kEach = 2;
+  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  PendingWait pending{0, f.stamp, 0};
+  return ex.wait(pending, [&] {
+    Pack pack[kEach];
+    bool is_there[kEach], all = true;
+    NVX_UNROLL
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t n = uint32_t(ex.lane()) + uint32_t(j) * uint32_t(ex.lanes());
+      const uint32_t p = packs.rank(n), i = packs.pack(n);
+      is_there[j] = n < packs.count() && i < count;
+      if (!is_there[j]) continue;
+      const auto* cell = reinterpret_cast<const Packet*>(f.peers[p].mine + f.first + p * f.step);
+      Stamp seen;
+      if (peek_pack(ex, cell, i, f.stamp, &pack[j], &seen)) continue;
+      pending.peer = int(p), pending.seen = seen;
+      all = false;
+    }
+    NVX_UNROLL
+    for (int j = 0; j < kEach; ++j) {
+      if (all && is_there[j]) gathered[ex.lane() + j * ex.lanes()] = pack[j];
+    }
+    return all;
+  });
+}
+
+/// Adds the packs that the lanes have gathered, behind a barrier.
+template <class T, class Exec>
+NVX_HD void reduce_gathered(const Exec& ex, const Reduction& f, const PacksInPackets& packs, const Pack* gathered) {
+  constexpr uint32_t kAhead = 4;
+  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+    Sum<T> sum;
+    NVX_NO_UNROLL
+    for (uint32_t r = 0; r < f.ranks; r += kAhead) {
+      Pack pack[kAhead];
+      NVX_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) pack[j] = gathered[(r + j < f.ranks ? r + j : r) << packs.shift | i];
+      NVX_UNROLL
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (r + j < f.ranks) sum.add(pack[j], r + j == 0);
+      }
+    }
+    store_sum<T>(ex, f, i, sum.finish(f.op, int(f.ranks)));
   }
 }
 

@@ -31,6 +31,10 @@ struct HotOperation {
   NVX_HD static constexpr int32_t root(const Job&) { return -1; }
 };
 
+struct NothingToReceive {
+  NVX_HD bool operator()() const { return true; }
+};
+
 /// The assumptions of the protocol. Tests replace one at a time and expect a failure.
 struct PushRules {
   static constexpr uint32_t kSlots = kBuffers;  ///< the buffers that exist
@@ -88,17 +92,15 @@ class PushChannel : public ChannelMemory {
       : ChannelMemory(at, peers, uint32_t(ex.tile()), Rules::kSlots, Rules::kStampMask), ex_(ex) {}
 
   /// Begins the next epoch and sends this rank's arrival to every peer. On true, the buffers that this block writes are
-  /// free on every rank. Writes nothing if the rank has failed. The first block checks the host's abort word at once,
-  /// the others only when they wait. Hot kernels send packets, and so read inputs, before the word has been loaded.
-  /// That is safe: tensors stay valid until the stream has passed the launch. meet() waits for the word, before the
-  /// first block writes to a tensor.
+  /// free on every rank. Writes nothing if the rank has failed: an abort of the host sets that by a copy. Only general
+  /// kernels also read the host's abort word here, as a root of theirs may never wait; the read crosses the bus.
   NVX_HD bool enter(const Job& job, PieceTable table) {
-    abort_word_ = ex_.load_abort();  // the host reads are in flight while this rank's own memory is read
+    const uint32_t abort = Kind::kHot ? 0 : ex_.load_abort();
     const PoolView view = Kind::has_chunks(job) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
     is_exposed_ = has_direct_ = false;
-    bool ok = ex_.begin(epoch_) && (checks_abort_late(job) || ex_.not_aborted(abort_word_));
+    bool ok = ex_.begin(epoch_) && ex_.not_aborted(abort);
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       describe(job, table, p);
@@ -107,7 +109,7 @@ class PushChannel : public ChannelMemory {
     if (!ex_.all(ok)) return false;
     if (is_restamp_due()) restamp(ex_, *this, stamp(epoch_ - 1, 1));
     NVX_NO_UNROLL
-    for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kArrivalPackets; i += uint32_t(ex_.lanes())) {
+    for (uint32_t i = from_last(); i < ranks_ * kArrivalPackets; i += uint32_t(ex_.lanes())) {
       const uint32_t p = i / kArrivalPackets, word = i % kArrivalPackets;
       if (p == rank() || word >= kArrivalWords) continue;
       const uint64_t bytes = is_pairwise(job) ? peers_[p].due_to : 0;
@@ -115,6 +117,7 @@ class PushChannel : public ChannelMemory {
     }
     is_exposed_ = Kind::has_chunks(job);
     if (Kind::has_chunks(job)) send_places(job, view);
+    if (ex_.lane() == ex_.lanes() / 2) remember(job);
     return true;
   }
 
@@ -130,16 +133,18 @@ class PushChannel : public ChannelMemory {
   }
 
   /// Waits for the arrivals of the peers from which this rank receives, or which it must meet before it sends to them,
-  /// and compares them. Only pieces of peers that were met may bypass staging.
-  NVX_HD bool meet(const Job& job) {
+  /// and compares them. Only pieces of peers that were met may bypass staging. `receive`: receives data that come with
+  /// the arrivals, before the barrier that ends the wait; tensors may be written only behind it. Its result is the
+  /// lane's alone.
+  template <class Receive = NothingToReceive>
+  NVX_HD bool meet(const Job& job, Receive receive = Receive()) {
     return part<Kind::kHot>([&] {
-      bool ok = !checks_abort_late(job) || ex_.not_aborted(abort_word_);
+      bool ok = true;
       const auto meets = [&](uint32_t p) { return receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)); };
       const bool has_places = Kind::has_chunks(job);
       const uint32_t words = kArrivalWords + (has_places ? kReachWords : 0);
       NVX_NO_UNROLL
-      for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kArrivalPackets;
-           i += uint32_t(ex_.lanes())) {
+      for (uint32_t i = from_last(); Rules::kMeets && ok && i < ranks_ * kArrivalPackets; i += uint32_t(ex_.lanes())) {
         const uint32_t p = i / kArrivalPackets, word = i % kArrivalPackets;
         if (p == rank() || word >= words || !meets(p) || !Rules::kAnnouncedFirst) continue;
         const uint64_t due = is_pairwise(job) ? peers_[p].due_from : 0;
@@ -148,7 +153,7 @@ class PushChannel : public ChannelMemory {
         if (ok && word != kFactorWord && word < kArrivalWords && theirs != word_of(job, history_, word, due))
           ok = mismatch(ex_, job, history_, arrivals_from(p), int(p), stamp32(), due);
       }
-      if (!ex_.all(ok)) return false;
+      if (!ex_.all(ok && receive())) return false;
       if (!Rules::kMeets) return true;
       NVX_NO_UNROLL
       for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
@@ -177,19 +182,9 @@ class PushChannel : public ChannelMemory {
   /// also aborts the group, and a kernel that waits notices that in about kCheckNs. The load would take a read over the
   /// bus in each operation with a root, and cover only that time, not the one until the host notices a death.
   NVX_HD void leave(const Job& job, bool all_met) {
-    ex_.sync();
-    const bool signals = !all_met || is_restamp_due();
-    if (signals || ex_.lane() == 0) {
-      Hash hash;
-      for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(word_of(job, history_, word, 0));
-      const uint32_t digest = uint32_t(hash.value() >> 32);
-      if (signals) signal_peers(ex_, *this, &PeerCounters::done, stamp(epoch_, digest));
-      if (ex_.lane() == 0) {
-        own().history = hash.value();
-        own().digests[epoch_ % kDigests] = digest;
-        own().epoch = epoch_;
-      }
-    }
+    if (!Kind::kHot) ex_.sync();  // hot operations end with a barrier, and read no packets behind it
+    if (!all_met || is_restamp_due())
+      signal_peers(ex_, *this, &PeerCounters::done, stamp(epoch_, own().digests[epoch_ % kDigests]));
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); Kind::has_chunks(job) && p < ranks_; p += uint32_t(ex_.lanes()))
       pipe(p).sent = peers_[p].sent, pipe(p).taken = peers_[p].taken;
@@ -262,7 +257,19 @@ class PushChannel : public ChannelMemory {
  private:
   using Lane = typename Exec::Lane;
 
-  NVX_HD static bool checks_abort_late(const Job& job) { return Kind::kHot && !Kind::has_chunks(job); }
+  /// This lane's number, counted from the last. Arrivals belong to the last lanes, as data belong to the first.
+  NVX_HD uint32_t from_last() const { return uint32_t(ex_.lanes() - 1 - ex_.lane()); }
+
+  /// Adds this call to the history. One lane does so while the others wait: only later launches read it, and digests
+  /// are read in this one behind a barrier.
+  NVX_HD void remember(const Job& job) {
+    Hash hash;
+    for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(word_of(job, history_, word, 0));
+    own().history = hash.value();
+    own().digests[epoch_ % kDigests] = uint32_t(hash.value() >> 32);
+    own().epoch = epoch_;
+  }
+
   NVX_HD bool is_restamp_due() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
   NVX_HD static bool is_gather(const Job& job) { return job.fingerprint.collective == Collective::kGather; }
   /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
@@ -461,7 +468,6 @@ class PushChannel : public ChannelMemory {
   }
 
   Exec& ex_;
-  uint32_t abort_word_ = 0;  // the host's abort word
   uint64_t history_ = 0;
   bool is_exposed_ = false;  // other ranks may access this rank's tensors in this operation
   bool has_direct_ = false;  // ... and this block has a peer with direct access; all lanes agree after meet()
