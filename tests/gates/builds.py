@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 
-from common import Failed, Skipped, shut_if
+from common import Failed, LeftOut, Skipped, shut_if
 
 CLANG = ("-DCMAKE_CXX_COMPILER=clang++-14", "-DCMAKE_C_COMPILER=clang-14")
 
@@ -70,14 +70,14 @@ def build(context, variant, *options, targets=()):
     return folder
 
 
-def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None):
+def run_tests(context, folder, wrapper=(), minutes=20, components=()):
     """Runs the gtest programs of a build, or of some of its components, and reports how many tests passed. A failure
-    includes the program's last output. half: 0 or 1, if only every second test runs."""
+    includes the program's last output."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
     programs = [p for p in programs if not components or p.name.removesuffix("_test") in components]
     if not programs:
         raise Skipped("there are no C++ tests to run")
-    parts = [part for program in programs for part in parts_of(program, context.jobs, half)]
+    parts = [part for program in programs for part in parts_of(program, context.jobs)]
     parts.sort(key=lambda part: part.of, reverse=True)
     environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
     again = []
@@ -116,7 +116,6 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None)
     if passed == 0:
         raise Failed("the test programs ran no test")
     note = f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
-    note += "" if half is None else HALF_NOTE
     return note + (f"; {len(again)} programs passed only the second time" if again else "")
 
 
@@ -129,11 +128,9 @@ class Part:
     of: int
 
 
-def parts_of(program, cores, half):
+def parts_of(program, cores):
     """The programs that take longest are split, so no core is idle at the end."""
     of = {"group_test": 2 * cores, "kernel_test": cores, "memory_test": cores, "net_test": cores}.get(program.name, 1)
-    if half is not None:
-        return [Part(program, 2 * number + half, 2 * of) for number in range(of)]
     return [Part(program, number, of) for number in range(of)]
 
 
@@ -172,11 +169,16 @@ def without(*filters):
 HALF_NOTE = "; a half (HALF_OF_TESTS)"
 
 
-def half_of(number):
-    """With HALF_OF_TESTS=0 or 1, as in CI, a gate runs every second test: those whose index has this parity, or for
-    number 1 the other one."""
+def half_of():
+    """With HALF_OF_TESTS=0 or 1, as in CI, a gate runs every second test: those whose index has this parity."""
     given = os.environ.get("HALF_OF_TESTS")
-    return (int(given) + number) % 2 if given else None
+    return int(given) % 2 if given else None
+
+
+def leave_out_unless(half):
+    """Of two gates that each compile the core anew, one runs in each half, with all its tests."""
+    if half_of() not in (None, half):
+        raise LeftOut("it runs for every second commit (HALF_OF_TESTS)")
 
 
 # The protocol between ranks does not depend on the type of the elements.
@@ -185,11 +187,12 @@ OF_EVERY_TYPE = "Types/Reduce.*:Ranks/Grid.*Type*"
 
 # TSan has nothing to check in schedules: they run on one thread.
 def tsan(context):
+    leave_out_unless(1)
     components = [component for component in tested_components(context) if component != "schedule"]
     programs = [f"{component}_test" for component in components]
     folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *QUICK, targets=programs)
     wrapper = without(OF_EVERY_TYPE, LARGE_GRIDS, COMPUTED)
-    return run_tests(context, folder, wrapper=wrapper, components=components, half=half_of(1))
+    return run_tests(context, folder, wrapper=wrapper, components=components)
 
 
 def tested_components(context):
@@ -202,11 +205,12 @@ SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DNVX_FUZZ=ON", *QUICK)
 
 
 def asan(context):
+    leave_out_unless(0)
     components = tested_components(context)
     programs = [f"{component}_test" for component in components]
     folder = build(context, "asan", *CLANG, *SANITIZED, targets=programs)
     wrapper = without(LARGE_GRIDS, COMPUTED)
-    return run_tests(context, folder, wrapper=wrapper, components=components, half=half_of(0))
+    return run_tests(context, folder, wrapper=wrapper, components=components)
 
 
 def look_for_torch(context):
@@ -248,7 +252,7 @@ def simulated(context):
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_SIMULATED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
-    if (half := half_of(0)) is not None:
+    if (half := half_of()) is not None:
         surroundings["NVX_TEST_HALF"] = str(half)
     cache, again = folder / "pytest", ""
     report = folder / "pytest.xml"
@@ -313,7 +317,7 @@ def alone(context):
 
     of_module = [c for c in commands if "/csrc/torch/" in c["file"]]
     batches = [of_module[first : first + 12] for first in range(0, len(of_module), 12)]
-    batches += [[c] for c in commands if c not in of_module][half_of(0) :: 1 if half_of(0) is None else 2]
+    batches += [[c] for c in commands if c not in of_module][half_of() :: 1 if half_of() is None else 2]
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         list(pool.map(look, batches))
     return f"{sum(map(len, batches))} files" + ("" if torch else "; this python has no torch")

@@ -80,6 +80,10 @@ class Skipped(Exception):
     """The gate could not run, and the reason."""
 
 
+class LeftOut(Skipped):
+    """The runs of other commits check it: HALF_OF_TESTS."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Gate:
     name: str

@@ -258,7 +258,7 @@ def cuda(context):
     """CMake builds the kernels for one architecture; the gate compiles and inspects them for every one, in CI for that
     one and another."""
     nvcc = find_nvcc()
-    half = None if context.fix else half_of(0)
+    half = None if context.fix else half_of()
     compiled = ARCHITECTURES if half is None else (("80", "90"), ("90", "120"))[half]
     inspected = (*compiled, OLDEST) if half is None else compiled
     folder = context.build_dir / "cuda"
