@@ -175,7 +175,10 @@ PROTOCOLS = [
         """,
         ("r!=a:1", "s!=1", "stuck"),
         {
-            "no barrier between the lane that gathers and the one that adds": [("gathered 1; all 0", "gathered 1"), (":1; all 0; read", ":1; read")],
+            "no barrier between the lane that gathers and the one that adds": [
+                ("gathered 1; all 0", "gathered 1"),
+                (":1; all 0; read", ":1; read"),
+            ],
         },
     ),
     Protocol(
