@@ -49,6 +49,14 @@ NVX_HD Byte* offset(Byte* data, size_t bytes) {
 #endif
 }
 
+/// Whether an aligned access of 16 bytes may read beyond the end of a piece. On a device it stays in one page; the
+/// host's tools watch every byte.
+#ifdef __CUDA_ARCH__
+inline constexpr bool kReadsBehindEnd = true;
+#else
+inline constexpr bool kReadsBehindEnd = false;
+#endif
+
 /// `n`, opaque to the compiler: it hoists no computation from it out of a loop.
 NVX_HD inline uint32_t opaque(uint32_t n) {
 #ifdef __CUDA_ARCH__

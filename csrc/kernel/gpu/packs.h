@@ -19,14 +19,10 @@ struct [[gnu::may_alias]] Aliased {
 };
 
 NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
-/// Whether the pack at `at`, in a piece that ends after `bytes`, can be read in one access. On a device that needs the
-/// alignment only: an aligned access of 16 bytes stays in one page, and nobody uses the bytes behind the end.
-NVX_HD inline bool is_readable_pack(const void* at, [[maybe_unused]] size_t bytes) {
-#ifdef __CUDA_ARCH__
-  return is_aligned(at);
-#else
-  return is_aligned(at) && bytes >= sizeof(Pack);
-#endif
+/// Whether the pack at `at`, in a piece that ends after `bytes`, can be read in one access. Nobody uses bytes behind
+/// the end.
+NVX_HD inline bool is_readable_pack(const void* at, size_t bytes) {
+  return is_aligned(at) && (kReadsBehindEnd || bytes >= sizeof(Pack));
 }
 /// Whether a piece can be read as packs in place.
 NVX_HD inline bool has_packs(const void* at, size_t bytes) {
