@@ -111,6 +111,27 @@ class ProcessGroupNVX : public c10d::Backend {
   void shutdown() override { only_->shut_down(); }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
+  /// torch's own versions of these five forward to the old names, but refuse a second call of one name on a thread: a
+  /// signal handler, or a callback that a waiting call runs, could not call the collective that it is inside of.
+  IntrusiveWork all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
+    return _allgather_base(output, input, opts);
+  }
+  IntrusiveWork all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& opts) override {
+    return allgather_into_tensor_coalesced(outputs, inputs, opts);
+  }
+  IntrusiveWork reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                      const c10d::ReduceScatterOptions& opts) override {
+    return _reduce_scatter_base(output, input, opts);
+  }
+  IntrusiveWork reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                                const c10d::ReduceScatterOptions& opts) override {
+    return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  }
+  IntrusiveWork all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override {
+    return alltoall_base(output, input, output_splits, input_splits, opts);
+  }
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
     if (const auto current = active_or_null()) current->context.extensions->add(timeout);  // torch ignores the others

@@ -281,6 +281,34 @@ def test_a_handler_may_use_other_groups_and_messages(rank, world):
     assert total.tolist() == [2.0] * 3
 
 
+def coalesced(call, group):
+    with dist._coalescing_manager(group):
+        call(group)
+
+
+SINGLE = {
+    "all_gather_into_tensor": lambda g: dist.all_gather_into_tensor(torch.zeros(6), torch.ones(3), group=g),
+    "reduce_scatter_tensor": lambda g: dist.reduce_scatter_tensor(torch.zeros(3), torch.ones(6), group=g),
+    "all_to_all_single": lambda g: dist.all_to_all_single(torch.zeros(6), torch.ones(6), group=g),
+    "coalesced all_gather": lambda g: coalesced(SINGLE["all_gather_into_tensor"], g),
+    "coalesced reduce_scatter": lambda g: coalesced(SINGLE["reduce_scatter_tensor"], g),
+}
+
+
+@on_ranks(2)
+def test_a_handler_may_call_what_it_interrupts_in_another_group(rank, world):
+    """torch from 2.14 on forwards these names to others, and refuses a forwarded call inside another one."""
+    group, other = dist.new_group(), dist.new_group()
+    for name, call in SINGLE.items():
+        called = []
+        if rank == 0:
+            handled(lambda call=call: call(group), lambda call=call, called=called: called.append(call(other)))
+            assert len(called) == 1, name
+        else:
+            call(other)
+            call(group)
+
+
 @on_ranks(2)
 def test_a_handler_that_raises_is_reported_by_its_exception(rank, world):
     class Stopped(Exception):
