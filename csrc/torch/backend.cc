@@ -24,6 +24,7 @@ NvxOptions options_of_child(Group& group, const c10::intrusive_ptr<c10d::Backend
   const auto own = c10::dynamic_intrusive_pointer_cast<NvxOptions>(override);
   options.kernels = own && own->kernels ? own->kernels : group.core().members.kernels;
   options.tune = own && !own->tune.empty() ? own->tune : group.core().members.tune;
+  options.barrier_on_host = own && own->barrier_on_host;
   options.ranks_unknown = global_ranks.empty();
   options.global_ranks_in_group = std::move(global_ranks);
   return options;

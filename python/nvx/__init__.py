@@ -111,7 +111,8 @@ def _options(given, group):
     _check_timeout(options._timeout)
     options.group_name = group.group_id
     options.global_ranks_in_group = list(group.global_ranks_in_group)
-    options._replaces_gloo = group.group_id in stand_in.replaced
+    replaced = stand_in.replaced.get(group.group_id, set())
+    options._replaces_gloo, options._barrier_on_host = "gloo" in replaced, replaced == {"gloo"}
     return options
 
 

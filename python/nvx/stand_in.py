@@ -16,7 +16,7 @@ NAMES = ("gloo", "nccl")
 _served: set[str] = set()  # a subset of NAMES
 _groups = 0
 
-replaced: set[str] = set()  # the groups that are being made in place of gloo's
+replaced: dict[str, set[str]] = {}  # the groups that are being made, and the backends that nvx replaces in them
 
 _LENGTH = 6988  # of an address that gloo refuses, see csrc/torch/call/gloo_ranks.cc
 _ADVICE = (
@@ -88,12 +88,11 @@ def _wrapped(c10d, make):
             return make(*args, **kwargs)
         bound.arguments["backend"] = actual
         name = bound.arguments["group_name"]
-        if "gloo" in _served.intersection(c10d.BackendConfig(requested).get_device_backend_map().values()):
-            replaced.add(name)
+        replaced[name] = _served.intersection(c10d.BackendConfig(requested).get_device_backend_map().values())
         try:
             group, store = make(*bound.args, **bound.kwargs)
         finally:
-            replaced.discard(name)
+            del replaced[name]
         if isinstance(group, c10d.ProcessGroup) and c10d._world.pg_map[group][0] == actual:
             _set_backend_name(c10d, group, requested, actual, store)
         return group, store

@@ -4,6 +4,7 @@ The accelerator is `fake_device`: its streams are slow, and memory that is freed
 """
 
 import contextlib
+import importlib
 import threading
 import time
 from datetime import timedelta
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import capture, counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import TORCH, on_fake_gpus, sync
+from ranks import TORCH, on_fake_gpus, only_nvx, sync
 
 GPU = "fakegpu"
 COUNTS = [0, 1, 7, 1000, 300_007]
@@ -331,6 +332,29 @@ def test_a_barrier_waits_for_the_current_stream(rank, world):
         if work:
             work.wait()
         assert torch.equal(peek(tensor), torch.ones(1000)), given
+
+
+@only_nvx
+@on_fake_gpus(2)
+def test_a_barrier_in_place_of_gloos_waits_for_no_device(rank, world):
+    c = importlib.import_module("nvx._C")
+    made, opts, tensor = c.ProcessGroupNVX.Options(), dist.BarrierOptions(), on_gpu(0)
+    made._barrier_on_host = True
+    store = dist.PrefixStore("in place of gloo", dist.distributed_c10d._get_default_store())
+    backend = c.ProcessGroupNVX(store, rank, world, made)
+    torch.accelerator.synchronize()
+    with held():
+        tensor.fill_(1)
+        for opts.asyncOp in (True, False):
+            work = backend.barrier(opts)
+            finish(work, opts.asyncOp)
+        assert torch.equal(peek(tensor), torch.zeros(1000))
+    with capture():
+        backend.monitored_barrier(timedelta(seconds=20))
+    opts.device_ids = [0]
+    slow_fill(tensor, 2, 30)
+    backend.barrier(opts)
+    assert torch.equal(peek(tensor), torch.full((1000,), 2.0))
 
 
 @on_fake_gpus(2)

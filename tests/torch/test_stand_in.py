@@ -144,11 +144,15 @@ nvx.serve_as("gloo", "nccl")
 init({requested!r})
 x = torch.ones(1)
 dist.all_reduce(x)
-report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
+on_host = nvx._backend(dist.group.WORLD).options._barrier_on_host
+report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD), on_host=on_host)
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
-        assert ended.report == {"sum": 2.0, "name": requested or "undefined", "runs": "nvx"}
+        report = ended.report
+        on_host = report.pop("on_host")
+        assert report == {"sum": 2.0, "name": requested or "undefined", "runs": "nvx"}
+        assert requested is None or not on_host, "nccl's barrier waits for the device"
 
 
 def test_the_device_of_gloo_comes_first(launch):
@@ -169,11 +173,12 @@ nvx.serve_as("gloo")
 init("gloo")
 x = torch.ones(1)
 dist.all_reduce(x)
-report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
+on_host = nvx._backend(dist.group.WORLD).options._barrier_on_host
+report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD), on_host=on_host)
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
-        assert ended.report == {"sum": 2.0, "name": "gloo", "runs": "nvx"}
+        assert ended.report == {"sum": 2.0, "name": "gloo", "runs": "nvx", "on_host": True}
 
 
 def test_without_it_torch_is_as_it_was(launch):

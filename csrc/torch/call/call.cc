@@ -13,6 +13,7 @@ CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intr
     : backend(backend),
       rank(group->rank()),
       size(group->size()),
+      barrier_on_host(options.barrier_on_host),
       groups(std::move(store), std::move(group), options),
       listeners(listeners) {}
 

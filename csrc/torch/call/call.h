@@ -91,6 +91,7 @@ class CallContext {
   c10d::Backend& backend;
   const Origin origin;
   const int rank, size;
+  const bool barrier_on_host;  ///< see NvxOptions
   Groups groups;
   Listeners& listeners;
   const std::shared_ptr<Muted> muted = std::make_shared<Muted>(false);

@@ -21,6 +21,8 @@ struct NvxOptions final : c10d::Backend::Options {
   bool ranks_unknown = false;
   /// nvx replaces gloo in this group: see GlooRanks.
   bool replaces_gloo = false;
+  /// Its barrier waits for no device, as gloo's, unless the call names one.
+  bool barrier_on_host = false;
   /// Instead of `NVX_KERNELS`.
   std::optional<Kernels> kernels;
   /// As `NVX_TUNE`; a key here counts instead of the same key there.

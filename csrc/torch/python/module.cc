@@ -415,6 +415,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
       .def_readwrite("global_ranks_in_group", &ProcessGroupNVX::Options::global_ranks_in_group)
       .def_readwrite("_replaces_gloo", &ProcessGroupNVX::Options::replaces_gloo)
+      .def_readwrite("_barrier_on_host", &ProcessGroupNVX::Options::barrier_on_host)
       .def("__repr__", &shown)
       .def("__copy__",
            [](const ProcessGroupNVX::Options& self) { return c10::make_intrusive<ProcessGroupNVX::Options>(self); })
