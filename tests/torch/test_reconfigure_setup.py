@@ -301,15 +301,27 @@ work = dist._reconfigure(uuid=1, handles=[own, ":".join(fields)])
 """
 
 
-@only_nvx
-def test_a_setup_ends_before_the_process_is_torn_down():
-    process = warm.Popen(["-c", LEAVES], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def run_alone(code, **environment):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = warm.Popen(["-c", code], env={**os.environ, **environment}, **pipes)
     try:
         out, err = process.communicate(timeout=40)
     finally:
         if process.poll() is None:
             process.kill()
-    assert process.returncode == 0 and out == "ended: True\n", err
+    assert process.returncode == 0, err
+    return out
+
+
+@only_nvx
+def test_a_setup_ends_before_the_process_is_torn_down():
+    assert run_alone(LEAVES) == "ended: True\n"
+
+
+@only_nvx
+def test_a_setup_whose_call_gives_no_timeout_ends_after_that_of_the_environment():
+    waits = "try:\n    work.wait()\nexcept dist.DistBackendError as error:\n    print(error)\n"
+    assert "timed out after 1." in run_alone(LEAVES + waits, NVX_TIMEOUT_S="1")
 
 
 def device_of_a_setup(rank, world, port):

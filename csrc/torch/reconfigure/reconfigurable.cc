@@ -103,7 +103,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   std::visit([&](const auto& given) { handles.assign(given.begin(), given.end()); }, opts.handles);
   MutexLock lock(mutex_);
   const MemberHandle self = own_handle();
-  const auto given = opts.timeout.value_or(std::max(options_.timeout, kNoTimeout));
+  const auto given = opts.timeout.value_or(std::max(timeout(), kNoTimeout));
   const auto timeout = is_no_timeout(given) ? kNoTimeout : given;
   const auto known = known_;
   lock.unlock();
@@ -251,7 +251,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
                                                 const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);
   Options options = options_;
-  const bool timeout_was_set = timeout_was_set_;
+  const auto timeout = this->timeout();
   const std::optional<at::Device> device = device_;
   lock.unlock();
   options.group_name = plan->name;
@@ -264,7 +264,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
   facts.aborted = [work] { return work->cancelled() || exiting.load(); };
   TorchStore torch_store(store, facts.size, facts.timeout, facts.aborted);
   const auto group = std::make_shared<Group>(torch_store, facts);
-  group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
+  group->set_timeout(timeout);
   auto next = std::make_shared<Communicator>(*this, listeners_, store, group, options);
   // Opening a device is a collective call, and ends early only if the group is aborted: by the work, from here on, or
   // because the process began to exit when the group was already registered.

@@ -65,6 +65,10 @@ class Reconfigurable final : public ProcessGroupNVX {
   MemberHandle own_handle() const REQUIRES(mutex_);
   /// Writes the fields that torch reads as rank() and size().
   void be(int rank, int size) REQUIRES(mutex_) { rank_ = rank, size_ = size, published_rank_ = rank; }
+  /// Of operations, and of a set-up whose call gives none.
+  std::chrono::milliseconds timeout() const REQUIRES(mutex_) {
+    return timeout_was_set_ || config().timeout.count() == 0 ? options_.timeout : config().timeout;
+  }
   Plan plan_of(const c10d::ReconfigureOptions& opts) const EXCLUDES(mutex_);
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   void claim(const Plan& plan, const ReconfigureWork& work) const;
