@@ -7,12 +7,14 @@ import threading
 import time
 from datetime import timedelta
 
+import nvx
 import pytest
 import torch
 import torch.distributed as dist
 from fake_device import peek, queries_fail, set_copy_rate, set_delays
 from ranks import TORCH, on_fake_gpus, only_nvx, sync
 from test_delegate import raises_before_long
+from test_interrupts import handled
 
 GPU = "fakegpu"
 pytestmark = only_nvx
@@ -138,6 +140,26 @@ def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
     sync("aborted")
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(on_gpu(1))
+
+
+@on_fake_gpus(2)
+def test_a_handler_that_calls_into_the_set_up_of_a_device_gets_an_error(rank, world):
+    """The first collective of device tensors waits for the other ranks, and runs signal handlers meanwhile."""
+    store, tensor, refused = dist.distributed_c10d._get_default_store(), on_gpu(rank + 1), []
+
+    def handler():
+        with pytest.raises(nvx.ArgumentError, match="re-entrant call") as raised:
+            dist.all_reduce(on_gpu(1))
+        refused.append(raised)
+        store.set("refused", "1")
+
+    if rank == 0:
+        handled(lambda: dist.all_reduce(tensor), handler)
+        assert len(refused) == 1
+    else:
+        store.wait(["refused"], timedelta(seconds=20))
+        dist.all_reduce(tensor)
+    assert_all(tensor, 3)
 
 
 def listen(group, hook):

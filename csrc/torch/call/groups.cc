@@ -75,8 +75,10 @@ c10::intrusive_ptr<c10d::Store> Groups::store_of_devices() const {
 const std::shared_ptr<Group>& Groups::of_devices() {
   // The acquire load makes `device_group_`, and the group that it points to, visible to this thread.
   if (has_device_group_.load(std::memory_order_acquire)) return device_group_;
+  if (maker_.is_this_thread()) raise(group_->reentrant());
   MutexLock lock(making_);
   if (device_group_) return device_group_;
+  const auto held = maker_.hold();
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
   device_group_ = make_group(store_of_devices(), group_->rank(), group_->size(), options(),
                              [group = group_] { return group->failed() || group->closed(); });

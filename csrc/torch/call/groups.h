@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "group/group.h"
 #include "torch/call/work.h"
+#include "torch/core/holder.h"
 #include "torch/core/options.h"
 
 namespace nvx {
@@ -50,6 +51,7 @@ class Groups {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Group> group_;
   Mutex making_;                         // held while the group of devices is made
+  Holder maker_;                         // of `making_`
   std::shared_ptr<Group> device_group_;  // written once, before the store to `has_device_group_`, which publishes it
   std::atomic<bool> has_device_group_{false};
   Mutex mutex_;

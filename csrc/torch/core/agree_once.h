@@ -5,6 +5,8 @@
 #include <atomic>
 
 #include "base/mutex.h"
+#include "torch/core/argument_error.h"
+#include "torch/core/holder.h"
 
 namespace nvx {
 
@@ -16,8 +18,15 @@ class AgreeOnce {
   template <class Decide>
   bool agree(at::Device device, Decide&& decide) EXCLUDES(mutex_) {
     if (is_decided()) return is_yes();
+    if (holder_.is_this_thread()) {
+      throw_argument_error("nvx: re-entrant call: this thread is inside the first operation of the same group on ",
+                           device,
+                           " already (in a signal handler?), so waiting for the call would deadlock. Next: "
+                           "call it when the operation has returned, or abort the group");
+    }
     MutexLock lock(mutex_);
     if (is_decided()) return is_yes();
+    const auto held = holder_.hold();
     const bool yes = decide();
     device_ = device;
     decision_ = yes ? Decision::kYes : Decision::kNo;
@@ -33,6 +42,7 @@ class AgreeOnce {
   enum class Decision { kNone, kYes, kNo };
 
   Mutex mutex_;
+  Holder holder_;  // of `mutex_`
   std::atomic<Decision> decision_{Decision::kNone};
   at::Device device_{at::kCPU};  // written once, before `decision_`: a thread that loads the decision sees the device
 };

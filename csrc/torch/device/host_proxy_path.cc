@@ -36,13 +36,12 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
   auto staging = std::make_unique<StagingCopies>(context_.streams.of_proxies(call.device(), capture),
                                                  context_.listeners.timed && capture == 0);
   if (capture == 0) kernels_->follow_hazards(context_, call, staging->stream());
-  if (holder_ == std::this_thread::get_id()) raise(group->reentrant());
+  if (holder_.is_this_thread()) raise(group->reentrant());
   Status status;
   uint64_t ended_at = 0;
   {
     MutexLock lock(mutex_);
-    holder_ = std::this_thread::get_id();
-    const auto reset_holder = c10::make_scope_exit([&] { holder_ = std::thread::id(); });
+    const auto held = holder_.hold();
     status = begin(call, group, *staging);
     if (!status.ok()) group->note_failure_seen();
     if (capture == 0) ended_at = group->device().launched();

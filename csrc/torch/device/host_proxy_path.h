@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <thread>
 
 #include "torch/call/call.h"
 #include "torch/core/agree_once.h"
@@ -52,8 +50,8 @@ class HostProxyPath {
   const std::shared_ptr<KernelPath> kernels_;
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
   AgreeOnce served_;
-  Mutex mutex_;  // held from an operation's number to its place in the lane, because all ranks need one order
-  std::atomic<std::thread::id> holder_{};  // the holder of `mutex_`: a signal handler may run on that thread
+  Mutex mutex_;    // held from an operation's number to its place in the lane, because all ranks need one order
+  Holder holder_;  // of `mutex_`
 };
 
 }  // namespace nvx
