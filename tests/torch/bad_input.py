@@ -463,7 +463,7 @@ def invalid_variants(name, call):
             table |= NOT_REDUCED
         if name == "message":
             table |= AS_MESSAGE
-        elif written:
+        elif written and not only_reads(name, call):
             table["expanded"] = expanded
         if several:
             table |= {k: f for k, f in BESIDE_ANOTHER.items() if fits_no_other(name, path, k)}
@@ -480,6 +480,10 @@ def invalid_variants(name, call):
         key = "outs" if name == "gather" else "ins"
         yield f"{key} at a rank that is no root", partial(add_list, key)
     yield from bad_options(name, call)
+
+
+def only_reads(name, call):
+    return (name == "broadcast" and call.rank == call.root) or (name == "reduce" and call.rank != call.root)
 
 
 def add_list(key, call):

@@ -193,6 +193,13 @@ def test_expanded_tensors(rank, world):
         dist.all_gather(outputs, source)
         for r in range(world):
             assert_same(outputs[r], numbers(r, 5, 1).expand(5, 7).contiguous(), "all_gather expanded")
+    sent = source if rank == 0 else torch.zeros(5, 7)
+    dist.broadcast(sent, 0)
+    assert_same(sent.contiguous(), numbers(0, 5, 1).expand(5, 7).contiguous(), "broadcast of an expanded tensor")
+    reduced_at_0 = source if rank else source.contiguous()
+    dist.reduce(reduced_at_0, 0)
+    if rank == 0:
+        assert_same(reduced_at_0, total(world, 5, 1).expand(5, 7).contiguous(), "reduce of an expanded tensor")
     with pytest.raises(ValueError, match="contiguous|dense|overlap|share memory"):
         dist.all_reduce(source)
 

@@ -44,12 +44,6 @@ at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   return copy;
 }
 
-/// Drops the copies, and keeps the stand-ins alive, because the operation uses their memory.
-void keep_only(TensorOperation& c, Loads& loads) {
-  for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
-  loads.clear();
-}
-
 /// 0 if all pieces have one length: a call with one tensor matches one of another rank with a list of equal ones.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
@@ -123,23 +117,22 @@ std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart,
 }
 
 TensorOperation Arguments::begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
-                                        bool apart) const {
+                                        bool apart, bool written) const {
   check_tensor(tensor);
   TensorOperation c = begin(collective, tensor, tensor, &op);
-  c.operation.out = in_place(c, tensor, apart);
+  c.operation.out = written ? output(c, tensor, apart, /*filled=*/true) : only_read(c, tensor);
   c.operation.in = c.operation.out;
   return c;
 }
 
 TensorOperation Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
-  return begin_reduce(kernel::Collective::kAllReduce, tensor, op, apart);
+  return begin_reduce(kernel::Collective::kAllReduce, tensor, op, apart, /*written=*/true);
 }
 
 TensorOperation Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const {
   check_root(root);
-  TensorOperation c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false);
+  TensorOperation c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false, root == rank_);
   c.operation.root = int(root);
-  if (root != rank_) keep_only(c, c.copies_out);
   return c;
 }
 
@@ -147,12 +140,7 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
   TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, tensor);
-  c.operation.out = in_place(c, tensor);
-  if (root == rank_) {
-    keep_only(c, c.copies_out);
-  } else {
-    keep_only(c, c.copies_in);
-  }
+  c.operation.out = root == rank_ ? only_read(c, tensor) : output(c, tensor);
   c.operation.in = c.operation.out;
   c.operation.root = int(root);
   c.operation.recv = Pieces(size_t(size_));

@@ -49,18 +49,19 @@ class Arguments : public Checks {
   /// Collects the facts that choose the route. whole: all tensors, if a delegate may run it. op: of a reduction.
   TensorOperation begin(kernel::Collective collective, const at::Tensor& like, at::TensorList whole = {},
                         const c10d::ReduceOp* op = nullptr) const;
-  TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
-                               bool apart) const;
+  TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op, bool apart,
+                               bool written) const;
   TensorOperation begin_rooted(kernel::Collective collective, const at::Tensor& own, int64_t root) const;
   void reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const TensorOperation& c, const at::Tensor& tensor) const;
-  /// These three return the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
-  /// the tensor's memory as well, so the tensor gets a stand-in.
+  /// These four return the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
+  /// the tensor's memory as well, so the tensor gets a stand-in. filled: the operation reads an output, too.
   const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
   kernel::Piece input_piece(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
   std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false, bool filled = false) const;
-  std::byte* in_place(TensorOperation& c, at::Tensor& tensor, bool apart = false) const {
-    return output(c, tensor, apart, /*filled=*/true);
+  /// For a tensor that other ranks write, and this rank only reads.
+  std::byte* only_read(TensorOperation& c, const at::Tensor& tensor) const {
+    return const_cast<std::byte*>(input(c, tensor));
   }
 
   KernelPath* kernels_;
