@@ -173,11 +173,16 @@ void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
 
 at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {
   const auto current = active();
-  const at::Device device = options.device();
+  at::Device device = options.device();
+  if (device.type() == kernel_device() && !device.has_index() && supports(device)) {
+    const auto bound = getBoundDeviceId();
+    device = bound && bound->type() == device.type() ? *bound : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+    options = options.device(device);
+  }
   if (device.is_cpu()) return host_tensor(current->group().core().members.shm, size, options);
   if (device.type() != kernel_device() || device.index() < 0 || !current->has_memory_of(device.index())) {
     throw_argument_error("nvx: group " + current->group().name() + " cannot allocate tensors on " + device.str() +
-                         " (supports_tensor_alloc is False). Next: use torch.empty");
+                         ", where nvx has no memory for them. Next: use torch.empty");
   }
   return pool_tensor(size, options);
 }

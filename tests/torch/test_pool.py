@@ -269,6 +269,7 @@ def test_backends_that_allocate_tensors(rank, world):
     assert nvx.pool_stats() is None
     tensor = empty(10, torch.int64)
     assert tensor.shape == (10,) and tensor.dtype == torch.int64 and tensor.device == torch.device(GPU, 0)
+    assert backend().allocate_tensor(10, dtype=torch.float32, device=torch.device(GPU)).device == torch.device(GPU, 0)
     assert backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu")).is_cpu
     with pytest.raises(nvx.ArgumentError, match="cannot allocate tensors on meta.*use torch.empty"):
         backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("meta"))
