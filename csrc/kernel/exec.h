@@ -178,11 +178,11 @@ class TileExec : public Machine {
       : Machine(machine), rank_(rank), control_(control), call_(call) {
     const uint64_t began_ns = Machine::now_ns();
     late_ns_ = timeout_ns != 0 ? began_ns + timeout_ns : UINT64_MAX;
-    // Reads of the host's abort word that come together are served one after another, at about a microsecond each. So
-    // each block, and each of its warps, has a time of its own within the interval.
+    // Reads of the host's abort word are served one after another, at about a microsecond each, whichever blocks they
+    // come from. So the warps of a block take turns, and blocks read at different times.
     constexpr uint32_t kTimes = 32;
-    const uint32_t time = (uint32_t(Machine::tile()) + uint32_t(Machine::lane()) / 32 * 8) % kTimes;
-    next_check_ns_ = began_ns + Machine::kCheckNs + time * (Machine::kCheckNs / kTimes);
+    const uint32_t warp = uint32_t(Machine::lane()) / kWarp, time = uint32_t(Machine::tile()) % kTimes;
+    next_check_ns_ = began_ns + Machine::kCheckNs * (1 + warp) + Machine::kCheckNs / kTimes * time;
   }
 
   /// The host's abort word, read by one lane of the first block; all others get 0. The read crosses the bus: call it
@@ -213,7 +213,7 @@ class TileExec : public Machine {
     if (has_failed()) return false;
     const uint64_t now_ns = Machine::now_ns();
     if (now_ns < next_check_ns_) return true;
-    next_check_ns_ = now_ns + Machine::kCheckNs;
+    next_check_ns_ = now_ns + check_interval_ns(*this);
     return not_aborted(Machine::load_host(control_->abort));
   }
 
@@ -274,13 +274,19 @@ class TileExec : public Machine {
     uint64_t next_check_ns;
   };
 
+  static constexpr uint32_t kWarp = 32;
+  /// One warp of a block reads the host's abort word per kCheckNs.
+  NVX_HD static uint64_t check_interval_ns(const Machine& lane) {
+    return Machine::kCheckNs * ceil_div(uint32_t(lane.lanes()), kWarp);
+  }
+
   /// Whether this rank has failed, in any block and any operation.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
   /// Whether this lane checks for aborts on behalf of the tile. It is the last lane, which has the least work.
   NVX_HD bool checks_for_abort() const { return Machine::lane() == Machine::lanes() - 1; }
 
   /// Decides whether to give up a wait. Each waiting lane checks whether its rank failed. One of the lanes that wait
-  /// together also checks the clock and, once per kCheckNs, the host's abort word. Giving up fails the rank, which the
+  /// together also checks the clock and, in its turn, the host's abort word. Giving up fails the rank, which the
   /// other lanes see.
   NVX_COLD static WaitCheck check_wait(Machine lane, const RankState* rank, const Control* control, uint64_t late_ns,
                                        uint64_t next_check_ns) {
@@ -288,7 +294,7 @@ class TileExec : public Machine {
     if (!lane.is_check_leader()) return {Waited::kReached, next_check_ns};
     const uint64_t now_ns = lane.now_ns();
     if (now_ns >= next_check_ns) {
-      next_check_ns = now_ns + Machine::kCheckNs;
+      next_check_ns = now_ns + check_interval_ns(lane);
       if (lane.load_host(control->abort) != 0) return {Waited::kAlarmed, next_check_ns};
     }
     return {now_ns > late_ns ? Waited::kTimedOut : Waited::kReached, next_check_ns};

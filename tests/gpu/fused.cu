@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kernel::kLanes, 1) run_fused(const FusedRank* 
 
 Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream) {
   void* arguments[] = {&ranks, &blocks};
-  const cudaError_t error = cudaLaunchCooperativeKernel(
-      reinterpret_cast<const void*>(run_fused), dim3(count * blocks), dim3(kernel::kLanes), arguments,
-      kernel::shared_bytes(kernel::kMostRanks), static_cast<cudaStream_t>(stream));
+  const cudaError_t error =
+      cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(run_fused), dim3(count * blocks), dim3(kernel::kLanes),
+                                  arguments, kernel::kMostSharedBytes, static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return {};
   return {Code::kSystem, std::string("nvx: a fused launch: ") + cudaGetErrorString(error)};
 }

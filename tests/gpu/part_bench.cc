@@ -232,7 +232,7 @@ void bench_product(Report& report, Bench& bench) {
 
 /// A small and a large operation without what costs them time.
 void bench_without(Report& report, Bench& bench) {
-  for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kFences}) {
+  for (const Without without : {Without::kHostWrites, Without::kFences}) {
     time_one(report, bench, "product", DeviceAlgorithm::kReducePackets, 8, /*is_chosen=*/false, without);
     time_one(report, bench, "product", DeviceAlgorithm::kReduceChunks, 1 << 20, /*is_chosen=*/false, without);
   }
@@ -240,11 +240,15 @@ void bench_without(Report& report, Bench& bench) {
 
 /// The time of an operation from when its late rank begins: until then the other ranks wait, and check the host's word.
 void bench_late(Report& report, Bench& bench) {
-  for (const int late : {0, 50, 150, 1000}) {
+  // At 16 KiB lanes of many warps wait.
+  for (const auto& [late, bytes] : std::vector<std::pair<int, size_t>>{
+           {0, 8}, {50, 8}, {150, 8}, {1000, 8}, {0, 16 << 10}, {150, 16 << 10}, {1000, 16 << 10}}) {
     if (!report.has_time()) return report.cut_short("an operation with a late rank");
-    const std::vector<double> us = bench.late_us(DeviceAlgorithm::kReducePackets, 8, std::chrono::microseconds(late));
+    const std::vector<double> us =
+        bench.late_us(DeviceAlgorithm::kReducePackets, bytes, std::chrono::microseconds(late));
     report.print(Line()
                      .add("late", "all_reduce")
+                     .add("bytes", bytes)
                      .add("ranks", bench.shape().ranks)
                      .add("blocks", bench.shape().blocks)
                      .add("late_us", late)

@@ -20,20 +20,10 @@ struct Args {
 
 extern __shared__ kernel::Peer shared_peers[];
 
-/// Accesses host memory only as configured. A read that is left out finds 0, as in a group that goes on.
-template <Without kWithout>
-struct HostlessMachine : CudaMachine {
+struct SilentMachine : CudaMachine {
   using CudaMachine::CudaMachine;
-  __device__ bool leaves_out(Without access) const { return kWithout == Without::kHostWords || kWithout == access; }
   template <class Word>
-  __device__ Word load_host(const Word& at) const {
-    return leaves_out(Without::kHostReads) ? Word() : CudaMachine::load_host(at);
-  }
-  __device__ uint64_t load_view(const uint64_t& at) const { return CudaMachine::load_host(at); }
-  template <class Word>
-  __device__ void store_host(Word& at, Word value) const {
-    if (!leaves_out(Without::kHostWrites)) CudaMachine::store_host(at, value);
-  }
+  __device__ void store_host(Word&, Word) const {}
 };
 
 struct FencelessMachine : CudaMachine {
@@ -63,16 +53,14 @@ Status launch_without(Without without, const kernel::DeviceChannel& channel, con
   const void* kernel = nullptr;
   switch (without) {
     case Without::kNothing: return kernel::launch_cuda(channel, {&job, 1}, {}, stream);
-    case Without::kHostWords: kernel = kernel_of<HostlessMachine<Without::kHostWords>>(job.algorithm); break;
-    case Without::kHostReads: kernel = kernel_of<HostlessMachine<Without::kHostReads>>(job.algorithm); break;
-    case Without::kHostWrites: kernel = kernel_of<HostlessMachine<Without::kHostWrites>>(job.algorithm); break;
+    case Without::kHostWrites: kernel = kernel_of<SilentMachine>(job.algorithm); break;
     case Without::kFences: kernel = kernel_of<FencelessMachine>(job.algorithm); break;
   }
   Args args{channel.prepared(), job};
   void* arguments[] = {&args};
   const cudaError_t error =
       cudaLaunchKernel(kernel, dim3(channel.shape.blocks), dim3(kernel::kLanes), arguments,
-                       kernel::shared_bytes(channel.shape.ranks), static_cast<cudaStream_t>(stream));
+                       kernel::shared_bytes(channel.shape.ranks, /*gathers=*/true), static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return {};
   return {Code::kSystem, std::string("nvx: a launch without something: ") + cudaGetErrorString(error)};
 }

@@ -11,14 +11,11 @@ namespace nvx::gpu {
 
 enum class Without : uint8_t {
   kNothing,
-  kHostWords,   ///< accesses to words in the host's memory: the abort word, the epochs that the host can see
-  kHostReads,   ///< ... only the reads
-  kHostWrites,  ///< ... only the writes
+  kHostWrites,  ///< stores of the epochs that the host can see. Such short operations read no word of the host
   kFences,      ///< the fence of a round of chunks
 };
 constexpr const char* name_of(Without without) {
-  constexpr const char* kNames[] = {"nothing", "words in host memory", "reads of host memory", "writes to host memory",
-                                    "fences"};
+  constexpr const char* kNames[] = {"nothing", "writes to host memory", "fences"};
   return kNames[size_t(without)];
 }
 

@@ -79,6 +79,11 @@ CHANGES = {
     "a fence of the GPU": ("exec.h", "fence.acq_rel.sys", "fence.acq_rel.gpu"),
     "a flag of the GPU": ("exec.h", "system_ref<Stamp>(at)", "device_ref<Stamp>(at)"),
     "ready without release": ("gpu/push_channel.h", READY, READY.replace("signal", "signal_behind")),
+    "packs that are gathered behind the barrier": (
+        "gpu/push_channel.h",
+        "ok = ok && receive();\n      if (!ex_.all(ok)) return false;",
+        "if (!ex_.all(ok)) return false;\n      ok = ok && receive();",
+    ),
     "no barrier before publishing": ("gpu/push_channel.h", "if (!ex_.all(ok) || !none", "if (!ok || !none"),
     "no barrier behind stamps": (
         "gpu/push_channel.h",

@@ -275,7 +275,7 @@ int simulate_lanes(const kernel::DeviceChannel& channel, int lanes, const Inject
   std::vector<std::unique_ptr<Crossing>> crossings;
   for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
   // As on a device: the memory that a block's lanes share.
-  const size_t shared_bytes = kernel::shared_bytes(channel.shape.ranks);
+  const size_t shared_bytes = kernel::shared_bytes(channel.shape.ranks, /*gathers=*/true);
   std::vector<kernel::Pack> shared(size_t(blocks) * (shared_bytes / sizeof(kernel::Pack)));
   std::atomic<int> well{0};
   LaneThreads::mine().run(blocks * lanes, [&](int i) {

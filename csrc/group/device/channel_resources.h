@@ -49,7 +49,7 @@ class ChannelResources {
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
   /// Begins to mark this rank as failed in its state, which every block of a kernel reads before it writes; the abort
-  /// word, on the host, only the first block reads at once. Does not wait: the device may hang. Any thread may call it.
+  /// word, on the host, kernels read where they wait. Does not wait: the device may hang. Any thread may call it.
   void stop_kernels() EXCLUDES(stop_mutex_);
 
   /// The possible later users of the memory.

@@ -121,7 +121,7 @@ NVX_HD bool reduce_as(Exec& ex, const Job& job, const Reduction& f) {
 template <class Kind, class Exec, class Channel>
 NVX_HD bool meet_and_reduce(Exec& ex, Channel& ch, const Job& job, uint32_t second, bool* ok) {
   const Reduction f = ch.reduction(job, /*in_packets=*/true, second, ch.me().recv);
-  if constexpr (Kind::kHot) {
+  if constexpr (Kind::kGathers) {
     const PacksInPackets packs(ch.ranks(), uint32_t(ceil_div(f.bytes, sizeof(Pack))));
     if (can_gather(ex, packs)) {
       if (!ch.meet(job, [&] { return gather_packs(ex, f, packs, ch.gathered()); })) return false;

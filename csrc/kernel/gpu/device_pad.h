@@ -232,7 +232,7 @@ struct alignas(kCacheLine) Control {
   uint32_t abort;                      ///< set by the host; ends every wait
   Stamp dead[(kMostRanks + 63) / 64];  ///< a bit per rank: the host has found it dead; set before `abort`
   alignas(kCacheLine) DeviceVerdict verdict;
-  alignas(kCacheLine) uint32_t begun;  ///< the last epoch that the first block has begun
+  alignas(kCacheLine) uint32_t begun;  ///< the last epoch that the first block has begun, or one more after a failure
   uint32_t direct;  ///< total number of pieces that went to or came from a peer without staging; wraps
   alignas(kCacheLine) uint64_t ended[kMostBlocks];  ///< a BlockEnd per block
 };

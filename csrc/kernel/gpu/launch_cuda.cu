@@ -88,12 +88,12 @@ Status status_of(cudaError_t error, const char* what) {
 
 template <class KernelArgs>
 Status launch(const void* kernel, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
-              void* stream) {
+              void* stream, bool gathers = false) {
   KernelArgs args{channel.prepared(), uint32_t(jobs.size()), {}, {}};
   std::copy(jobs.begin(), jobs.end(), args.jobs);
   std::copy(table.begin(), table.end(), args.table);
   void* arguments[] = {&args};
-  return launch_on(stream, kernel, channel.shape.blocks, arguments, shared_bytes(channel.shape.ranks),
+  return launch_on(stream, kernel, channel.shape.blocks, arguments, shared_bytes(channel.shape.ranks, gathers),
                    "a kernel launch");
 }
 
@@ -115,9 +115,12 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
   if (!single) return launch<Several>(address_of(run_any<Several>), channel, jobs, table, stream);
   const void* kernel = address_of(run_any<Single>);
-  with_hot_operation(channel, jobs[0], table.data(),
-                     [&](auto kind) { kernel = address_of(run_hot_kind<decltype(kind)>); });
-  return launch<Single>(kernel, channel, jobs, table, stream);
+  bool gathers = false;
+  with_hot_operation(channel, jobs[0], table.data(), [&]<class Kind>(Kind) {
+    kernel = address_of(run_hot_kind<Kind>);
+    gathers = Kind::kGathers;
+  });
+  return launch<Single>(kernel, channel, jobs, table, stream, gathers);
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {
@@ -129,9 +132,8 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     cudaFuncAttributes a{};
     int blocks = 0;
     NVX_TRY(status_of(cudaFuncGetAttributes(&a, row.kernel), row.name));
-    NVX_TRY(
-        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, shared_bytes(kMostRanks)),
-                  row.name));
+    NVX_TRY(status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, kMostSharedBytes),
+                      row.name));
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);
   }

@@ -84,8 +84,8 @@ Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const
   void* arguments[] = {&args};
   const void* kernel = nullptr;
   with_multicast_type(job, [&](auto type) { kernel = kernel_of<decltype(type)>(); });
-  return launch_on(stream, kernel, channel.shape.blocks, arguments, shared_bytes(channel.shape.ranks),
-                   "a launch of reduce_multicast");
+  return launch_on(stream, kernel, channel.shape.blocks, arguments,
+                   shared_bytes(channel.shape.ranks, /*gathers=*/false), "a launch of reduce_multicast");
 }
 
 }  // namespace nvx::kernel

@@ -132,7 +132,7 @@ struct Copy {
 
 /// A block's state of one rank during an operation, in memory that its lanes share. One lane writes it; the others
 /// read it after their next sync() or all().
-struct Peer {
+struct alignas(Pack) Peer {
   std::byte* theirs;  ///< see PeerPads
   const std::byte* mine;
   Piece send, recv;               ///< this block's share of the pieces for it and from it
@@ -162,12 +162,12 @@ struct Peer {
 /// The packs that a block gathers in shared memory, behind its peers' states, if there are few ranks: two for each of
 /// 512 lanes.
 inline constexpr uint32_t kMostGathered = 1024, kGatheringRanks = 64;
-/// The shared memory of a block.
-constexpr size_t shared_bytes(uint32_t ranks) {
-  return ranks * sizeof(Peer) + (ranks <= kGatheringRanks ? kMostGathered * sizeof(Pack) : 0);
+/// The shared memory of a block. `gathers`: of a kernel that may gather packs.
+constexpr size_t shared_bytes(uint32_t ranks, bool gathers) {
+  return ranks * sizeof(Peer) + (gathers && ranks <= kGatheringRanks ? kMostGathered * sizeof(Pack) : 0);
 }
-static_assert(shared_bytes(kMostRanks) <= 48 << 10 && shared_bytes(kGatheringRanks) <= 48 << 10);
-static_assert(sizeof(Peer) % sizeof(Pack) == 0);
+inline constexpr size_t kMostSharedBytes = shared_bytes(kMostRanks, /*gathers=*/true);
+static_assert(kMostSharedBytes <= 48 << 10 && shared_bytes(kGatheringRanks, true) <= kMostSharedBytes);
 
 /// The packs of a copy at unaligned addresses, and its end. All lanes call it together. Pack i belongs to lane i modulo
 /// the number of lanes, here and in copy_all() and in reductions.

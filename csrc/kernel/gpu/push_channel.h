@@ -11,7 +11,7 @@ namespace nvx::kernel {
 /// The operations that a kernel is compiled for. Any: every algorithm, type, operator and root, distinguished at run
 /// time.
 struct AnyOperation {
-  static constexpr bool kHot = false;
+  static constexpr bool kHot = false, kGathers = false;
   static constexpr bool kCompletes = true;  ///< a launch may have a completion counter
   NVX_HD static bool has_chunks(const Job& job) { return kernel::has_chunks(job.algorithm); }
   NVX_HD static bool has_pieces(const Job& job) { return job.algorithm == DeviceAlgorithm::kExchangePieces; }
@@ -25,6 +25,7 @@ struct HotOperation {
   using Element = T;
   static constexpr bool kHot = true, kCompletes = false;
   static constexpr bool kHasChunks = kernel::has_chunks(kAlgorithm);
+  static constexpr bool kGathers = kernel::reduces(kAlgorithm) && !kHasChunks;  ///< packs, in shared memory
   NVX_HD static constexpr bool has_chunks(const Job&) { return kHasChunks; }
   NVX_HD static constexpr bool has_pieces(const Job&) { return kAlgorithm == DeviceAlgorithm::kExchangePieces; }
   NVX_HD static constexpr bool reduces(const Job&) { return kernel::reduces(kAlgorithm); }
@@ -153,7 +154,8 @@ class PushChannel : public ChannelMemory {
         if (ok && word != kFactorWord && word < kArrivalWords && theirs != word_of(job, history_, word, due))
           ok = mismatch(ex_, job, history_, arrivals_from(p), int(p), stamp32(), due);
       }
-      if (!ex_.all(ok && receive())) return false;
+      ok = ok && receive();
+      if (!ex_.all(ok)) return false;
       if (!Rules::kMeets) return true;
       NVX_NO_UNROLL
       for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
@@ -179,8 +181,8 @@ class PushChannel : public ChannelMemory {
 
   /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
   /// signal is needed. Unlike give_up(), it does not load the dead ranks from the host: a host that has seen one
-  /// also aborts the group, and a kernel that waits notices that in about kCheckNs. The load would take a read over the
-  /// bus in each operation with a root, and cover only that time, not the one until the host notices a death.
+  /// also aborts the group, and a kernel that waits notices that within 2 ms. The load would take a read over the bus
+  /// in each operation with a root, and cover only that time, not the one until the host notices a death.
   NVX_HD void leave(const Job& job, bool all_met) {
     if (!Kind::kHot) ex_.sync();  // hot operations end with a barrier, and read no packets behind it
     if (!all_met || is_restamp_due())
@@ -260,8 +262,8 @@ class PushChannel : public ChannelMemory {
   /// This lane's number, counted from the last. Arrivals belong to the last lanes, as data belong to the first.
   NVX_HD uint32_t from_last() const { return uint32_t(ex_.lanes() - 1 - ex_.lane()); }
 
-  /// Adds this call to the history. One lane does so while the others wait: only later launches read it, and digests
-  /// are read in this one behind a barrier.
+  /// Adds this call to the history. One lane does so while the others wait: this operation reads the digest behind a
+  /// barrier, and the next one the rest behind the end of this one.
   NVX_HD void remember(const Job& job) {
     Hash hash;
     for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(word_of(job, history_, word, 0));

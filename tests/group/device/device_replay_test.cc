@@ -217,8 +217,8 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
   }
 }
 
-/// Only the first block of a kernel reads the host's abort word at once. The others see that the rank has failed, which
-/// nobody waits for: the device may hang.
+/// Kernels read the host's abort word where they wait. A block that begins sees that the rank has failed, which nobody
+/// waits for: the device may hang.
 TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
   DeviceWorld world({.ranks = 1});
   with_executors(world, [&](DeviceRank& one) {

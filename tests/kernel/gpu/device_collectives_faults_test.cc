@@ -112,9 +112,9 @@ TEST(DeviceCollectivesFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
   });
 }
 
-/// Whether it would have to wait or not: the first block of an operation that was aborted before it began leaves the
-/// outputs alone. Its hot packets are on their way before the abort word is, and are all that its peers see. Other
-/// blocks learn of the abort by the first one. Until then they may send, and write outputs that need no wait.
+/// A general kernel that was aborted before it began leaves the outputs alone, whether it would have to wait or not:
+/// its first block reads the abort word, and other blocks may have sent. A specialized one sends first, and sees the
+/// abort where it waits.
 TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
   for (const auto& [algorithm, collective] : kWays) {
     for (const uint32_t blocks : {1u, 2u}) {
@@ -421,8 +421,8 @@ TEST(DeviceCollectivesControls, WithoutCreditARootOverrunsItsReaders) {
   }
 }
 
-/// A lane posts chunks that the other lanes have not written yet.
-TEST(DeviceCollectivesControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
+/// The first operations restamp all packets. Without the barrier behind that, a stale stamp replaces a fresh arrival.
+TEST(DeviceCollectivesControls, WithoutTheBarrierOfRestampsArrivalsAreLost) {
   const std::pair<DeviceAlgorithm, Collective> ways[] = {{DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
                                                          {DeviceAlgorithm::kReduceChunks, Collective::kAllReduce}};
   for (const auto& [algorithm, collective] : ways) {

@@ -83,6 +83,46 @@ TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndWorkWithThem) {
   }
 }
 
+struct Lanes {
+  int count;
+  int lanes() const { return count; }
+};
+
+/// A gather needs a pack or two for each lane, and shared memory behind the peers.
+TEST(HotKernel, GathersAsManyPacksAsItsLanesAndMemoryHold) {
+  EXPECT_TRUE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(2, 512)));
+  EXPECT_FALSE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(2, 513)));
+  EXPECT_FALSE(kernel::can_gather(Lanes{256}, kernel::PacksInPackets(2, 512)));
+  EXPECT_TRUE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(kernel::kGatheringRanks, 16)));
+  EXPECT_FALSE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(kernel::kGatheringRanks + 1, 1)));
+}
+
+/// All packs of a call may have come with one arrival that differs, or without it: the result stays as it was.
+TEST(HotKernel, AGatherLeavesTheResultAloneUntilAllArrivalsAreRight) {
+  constexpr int kRanks = 3, kOther = 2;
+  ASSERT_TRUE(kernel::can_gather(Lanes{8}, kernel::PacksInPackets(kRanks, 3)));
+  for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot}) {
+    for (const bool comes : {true, false}) {
+      SimulatedDevices devices({{kRanks, 1, 128, 256}, 8, 0, 0});
+      as_threads(kRanks, [&, algorithm = algorithm, comes = comes](int rank) {
+        if (rank == kOther && !comes) return;
+        Spec spec = spec_of(Collective::kAllReduce, 12, kRanks, 0);
+        spec.dtype = DType::kF32, spec.op = rank == kOther ? ReduceOp::kMax : ReduceOp::kSum;
+        Batch batch(devices, rank);
+        batch.add(algorithm, spec, comes ? kTimeout : 100 * kMillisecond);
+        EXPECT_EQ(batch.is_hot(), rank != kOther);
+        const Bytes before = batch.result(0);
+        EXPECT_NE(batch.run(), "");
+        if (rank == kOther) return;
+        const kernel::DeviceVerdict& v = devices.control(rank).verdict;
+        EXPECT_EQ(v.cause, comes ? kernel::Verdict::Cause::kMismatch : kernel::Verdict::Cause::kWait);
+        EXPECT_EQ(v.peer, kOther);
+        EXPECT_EQ(batch.result(0), before);
+      });
+    }
+  }
+}
+
 /// Everything else is run by general kernels.
 TEST(HotKernel, IsChosenByAlgorithmTypeAndOperator) {
   SimulatedDevices devices({{2, 1, 128, 256}, 1, 0, 0});
