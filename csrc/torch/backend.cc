@@ -17,14 +17,15 @@ namespace nvx {
 namespace {
 
 /// The options of a group that is made from this one. override: torch's.
-NvxOptions options_of_child(Group& group, const c10::intrusive_ptr<c10d::Backend::Options>& override,
+NvxOptions options_of_child(const CallContext& parent, const c10::intrusive_ptr<c10d::Backend::Options>& override,
                             std::vector<uint64_t> global_ranks) {
+  Group& group = parent.group();
   NvxOptions options(override ? override->timeout : group.timeout());
   if (override) options.group_name = override->group_name, options.group_desc = override->group_desc;
   const auto own = c10::dynamic_intrusive_pointer_cast<NvxOptions>(override);
   options.kernels = own && own->kernels ? own->kernels : group.core().members.kernels;
   options.tune = own && !own->tune.empty() ? own->tune : group.core().members.tune;
-  options.barrier_on_host = own && own->barrier_on_host;
+  options.barrier_on_host = parent.barrier_on_host;
   options.ranks_unknown = global_ranks.empty();
   options.global_ranks_in_group = std::move(global_ranks);
   return options;
@@ -115,7 +116,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   if (const auto& mine = group.topology().global_ranks; !mine.empty()) {
     for (const int rank : ranks) global.push_back(mine.at(size_t(rank)));
   }
-  return child(*current, store, options_of_child(group, opts, std::move(global)), int(me - ranks.begin()),
+  return child(*current, store, options_of_child(current->context, opts, std::move(global)), int(me - ranks.begin()),
                int(ranks.size()));
 }
 
@@ -124,7 +125,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_pt
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          const int& rank, const int& size) {
   const auto current = active();
-  return child(*current, store, options_of_child(current->group(), opts, {}), rank, size);
+  return child(*current, store, options_of_child(current->context, opts, {}), rank, size);
 }
 
 /// Only the remaining ranks call this. They meet over this group's store, whatever the state of the group.
@@ -155,7 +156,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
     processes.push_back(std::move(all[size_t(r)]));
     if (!ranks.empty()) global.push_back(ranks.at(size_t(r)));
   }
-  auto options = c10::make_intrusive<Options>(options_of_child(group, override, std::move(global)));
+  auto options = c10::make_intrusive<Options>(options_of_child(current->context, override, std::move(global)));
   options->group_name = group.name() + ":shrunk";
   auto store =
       c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + joined(without, ","), current->context.groups.store());

@@ -180,7 +180,7 @@ IntrusiveWork ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
 void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto current = active();
   Group& group = current->group();
-  if (const auto device = device_in_use(); device && !current->context.barrier_on_host) refuse_capture(*device);
+  if (const auto device = device_in_use(); device && !current->context.barriers_on_host()) refuse_capture(*device);
   auto timeout = opts.timeout;
   if (timeout == c10d::kUnsetTimeout) {
     timeout = group.timeout();

@@ -99,12 +99,12 @@ IntrusiveWork Issuer::launch(const Kind& kind, std::span<TensorOperation> collec
 }
 
 /// torch routes a barrier without a device to the CPU. But users of a device expect that the device has completed all
-/// earlier work. In a group that is bound to a device, the barrier is for that device. In place of gloo it waits for a
-/// device of `device_ids` only: a program that names gloo may have work on its stream that needs a rank in the barrier.
+/// earlier work. In a group that is bound to a device, the barrier is for that device. See
+/// CallContext::barriers_on_host() for gloo's.
 IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   TensorOperation c;
   c.operation.collective = kernel::Collective::kBarrier;
-  if (!context_.barrier_on_host || !opts.device_ids.empty())
+  if (!context_.barriers_on_host() || !opts.device_ids.empty())
     c.device = device_in_use(context_.backend.getBoundDeviceId()).value_or(at::kCPU);
   c.facts.on_device = !c.device.is_cpu();
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));

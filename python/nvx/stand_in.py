@@ -16,7 +16,7 @@ NAMES = ("gloo", "nccl")
 _served: set[str] = set()  # a subset of NAMES
 _groups = 0
 
-replaced: dict[str, set[str]] = {}  # the groups that are being made, and the backends that nvx replaces in them
+replaced: dict[str, set[str]] = {}  # the groups that are being made, and the names of which nvx serves a part of them
 
 _LENGTH = 6988  # of an address that gloo refuses, see csrc/torch/call/gloo_ranks.cc
 _ADVICE = (
@@ -88,11 +88,12 @@ def _wrapped(c10d, make):
             return make(*args, **kwargs)
         bound.arguments["backend"] = actual
         name = bound.arguments["group_name"]
-        replaced[name] = _served.intersection(c10d.BackendConfig(requested).get_device_backend_map().values())
+        by_device = c10d.BackendConfig(requested).get_device_backend_map()
+        replaced[name] = (_served | {"nvx"}).intersection(by_device.values())
         try:
             group, store = make(*bound.args, **bound.kwargs)
         finally:
-            del replaced[name]
+            replaced.pop(name, None)  # another thread may make its rank's group of this name
         if isinstance(group, c10d.ProcessGroup) and c10d._world.pg_map[group][0] == actual:
             _set_backend_name(c10d, group, requested, actual, store)
         return group, store

@@ -355,6 +355,11 @@ def test_a_barrier_in_place_of_gloos_waits_for_no_device(rank, world):
     slow_fill(tensor, 2, 30)
     backend.barrier(opts)
     assert torch.equal(peek(tensor), torch.full((1000,), 2.0))
+    backend.allreduce([on_gpu(1)], dist.AllreduceOptions()).wait()
+    opts.device_ids = []
+    slow_fill(tensor, 3, 30)
+    backend.barrier(opts)
+    assert torch.equal(peek(tensor), torch.full((1000,), 3.0)), "it has run a collective of a device"
 
 
 @on_fake_gpus(2)

@@ -134,7 +134,7 @@ report(value=value, served=nvx.stand_in.served()[1])
     assert reports == [{"value": [1.0, 1.0], "served": 0}, {"value": [2.0, 2.0], "served": 0}]
 
 
-@pytest.mark.parametrize("requested", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", None])
+@pytest.mark.parametrize("requested", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nvx", None])
 def test_strings_by_device_and_no_name_at_all(launch, requested):
     """This torch may be without CUDA, but nvx then refuses the name nccl."""
     code = f"""
@@ -152,7 +152,7 @@ dist.destroy_process_group()
         report = ended.report
         on_host = report.pop("on_host")
         assert report == {"sum": 2.0, "name": requested or "undefined", "runs": "nvx"}
-        assert requested is None or not on_host, "nccl's barrier waits for the device"
+        assert requested is None or not on_host, "the barrier of nccl and nvx waits for the device"
 
 
 def test_the_device_of_gloo_comes_first(launch):
@@ -173,7 +173,11 @@ nvx.serve_as("gloo")
 init("gloo")
 x = torch.ones(1)
 dist.all_reduce(x)
-on_host = nvx._backend(dist.group.WORLD).options._barrier_on_host
+backends = [nvx._backend(dist.group.WORLD)]
+dist.barrier()
+if rank == 0:
+    backends.append(backends[0].shrink([1], 0, None))
+on_host = all(backend.options._barrier_on_host for backend in backends)
 report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD), on_host=on_host)
 dist.destroy_process_group()
 """

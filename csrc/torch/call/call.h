@@ -63,6 +63,10 @@ class CallContext {
     return group();
   }
 
+  /// Whether a barrier waits for no device, in place of gloo: a program that names gloo may have work on its stream
+  /// that needs a rank in the barrier. A group that has run collectives of device tensors waits for them as others do.
+  bool barriers_on_host() const { return barrier_on_host && groups.all().size() == 1; }
+
   NvxWork::Facts facts(const Kind& kind) { return facts(kind, groups.of_cpu()); }
   /// group: its lane runs the call.
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);

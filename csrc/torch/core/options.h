@@ -21,7 +21,7 @@ struct NvxOptions final : c10d::Backend::Options {
   bool ranks_unknown = false;
   /// nvx replaces gloo in this group: see GlooRanks.
   bool replaces_gloo = false;
-  /// Its barrier waits for no device, as gloo's, unless the call names one.
+  /// Its barrier waits for no device, as gloo's, until the group has run collectives of device tensors.
   bool barrier_on_host = false;
   /// Instead of `NVX_KERNELS`.
   std::optional<Kernels> kernels;
