@@ -31,7 +31,7 @@ struct BlockInfo {
   uint32_t reserved_blocks = 0;  // by its process for other groups, on this GPU
   uint32_t sharers = 1;          // processes that may use the GPU
   uint32_t link = 0;             // a GpuLink
-  uint32_t unused = 0;
+  uint32_t kind = 0;             // of GPU and driver
 
   /// Whether both ranks' kernels run on one GPU. Without UUIDs, the process and the device index identify it.
   bool same_gpu(const BlockInfo& other) const {
@@ -244,6 +244,7 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
   info.arena_free = mappings.arena().room();
   info.wanted = most_wanted(options);
   info.link = uint32_t(gpu.link);
+  info.kind = gpu.kind;
   info.first_epoch = options.first_epoch;
   info.sharers = sharers(mappings, options, gpu.process);
   BlockGrant grant;
@@ -267,6 +268,7 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     grant.arena_free =
         std::min(grant.arena_free, infos[r].arena_free / uint64_t(std::ranges::count_if(infos, in_arena)));
     wanted = std::min(wanted, infos[r].wanted);
+    if (int(r) < options.rank && infos[r].kind == gpu.kind) grant.first_of_kind = false;
     grant.link = std::max(grant.link, GpuLink(infos[r].link));
   }
   wanted = std::min(wanted, blocks_over(grant.link, options));

@@ -47,12 +47,14 @@ struct GpuToShare {
   std::array<uint8_t, 16> uuid{};   ///< of the GPU
   int resident = 0;                 ///< blocks that are resident at once
   GpuLink link = GpuLink::kOneGpu;  ///< the slowest to a GPU of another rank, as this rank sees it
+  uint32_t kind = 0;                ///< of GPU and driver, for `BlockGrant::first_of_kind`
 };
 
 struct BlockGrant {
   uint32_t blocks = 0;              ///< of each rank
   std::string why_fewer;            ///< the reason for fewer than requested; empty if there are as many
   GpuLink link = GpuLink::kOneGpu;  ///< the slowest that any rank sees
+  bool first_of_kind = true;        ///< no rank before this one has a GPU and driver of its kind
   uint64_t arena_free = 0;          ///< bytes free in the fullest arena, for each rank of the group that shares it
   BlockReservation reservation;     ///< of this rank's blocks
   /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this

@@ -53,9 +53,9 @@ bool shares_virtual_memory(const DevicePeer& peer) {
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-void warn_if_not_shown(const DeviceFacts& facts, int rank) {
+void warn_if_not_shown(const DeviceFacts& facts) {
   static std::atomic<bool> warned{false};
-  if (is_shown(facts.architecture, facts.cuda) || rank != 0 || warned.exchange(true)) return;
+  if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;
   NVX_LOG(kWarn,
           "kernels have not been tested on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
           "scripts/gpu_evidence.py tests this machine",
@@ -273,11 +273,13 @@ BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
       "querying the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
-  warn_if_not_shown(facts, options_.rank);
   warn_if_kernels_are_limited(facts);
-  return reserve_blocks(
+  const auto kind = uint32_t(facts.architecture * 1'000'000 + facts.cuda);
+  BlockGrant grant = reserve_blocks(
       bootstrap, *mappings_, options_,
-      {registry_.id(), facts.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout())});
+      {registry_.id(), facts.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout()), kind});
+  if (grant.first_of_kind) warn_if_not_shown(facts);
+  return grant;
 }
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {

@@ -170,9 +170,9 @@ TEST(DeviceTrial, KernelsHaveBeenShownWhereAResultFileShowsThem) {
   }
 }
 
-/// Two ranks of one process, and two groups. The groups use kernels all the same.
+/// Rank 1 alone is on such a GPU. Both ranks, and two groups, are in one process. They use kernels all the same.
 TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
-  DeviceWorld world({.ranks = 2});
+  DeviceWorld world({.ranks = 2, .processes = true});
   const auto log_of_two_groups = [&] {
     testing::internal::CaptureStderr();
     for (int group = 0; group < 2; ++group)
@@ -181,7 +181,7 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   };
   const std::string words = "kernels have not been tested on sm_100 (Fake GPU) with a driver for CUDA 12.8";
   EXPECT_FALSE(contains(log_of_two_groups(), "have not been tested"));
-  world.process(0).driver->set_architecture(100, 12080);
+  world.process(1).driver->set_architecture(100, 12080);
   const std::string text = log_of_two_groups();
   const size_t first = text.find(words);
   ASSERT_NE(first, std::string::npos) << text;
