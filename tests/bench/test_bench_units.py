@@ -477,6 +477,18 @@ def test_results_are_written_in_place_where_no_file_can_take_the_place(tmp_path,
     machine.write(str(path), {"written": 1})
     assert json.loads(path.read_text()) == {"written": 1} and list(tmp_path.iterdir()) == [path]
 
+    write = machine.Path.write_text
+
+    def read_only(self, *text):
+        if not text or self != path:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return write(self, *text)
+
+    monkeypatch.setattr(machine.Path, "write_text", read_only)
+    monkeypatch.setattr(machine.Path, "unlink", read_only)
+    machine.write(str(path), {"written": 2})
+    assert json.loads(path.read_text()) == {"written": 2}
+
 
 def test_results_have_a_row_a_line():
     rows = [{"size": 8, "blocks_us": [1.5, 2]}, {"size": 64}]

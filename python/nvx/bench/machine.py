@@ -142,8 +142,9 @@ def write(path: str, contents: dict[str, Any]) -> None:
         draft.write_text(text)
         draft.replace(target)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EBUSY):  # of a folder that is not ours, of a file mounted alone
+        if error.errno not in (errno.EACCES, errno.EBUSY, errno.EROFS):  # a folder not ours, a file mounted alone
             raise
         target.write_text(text)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
