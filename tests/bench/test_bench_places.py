@@ -25,6 +25,16 @@ def test_a_shell_of_srun_is_no_rank(monkeypatch):
         world._rendezvous_over_mpi()
 
 
+@pytest.mark.parametrize("here, host", [(2, "127.0.0.1"), (1, "a")])
+def test_ranks_of_one_machine_under_mpirun_need_no_name_of_it(monkeypatch, here, host):
+    size = types.SimpleNamespace(Get_size=lambda: here)
+    comm = types.SimpleNamespace(Get_size=lambda: 2, Split_type=lambda kind: size, bcast=lambda place, root: place)
+    mpi = types.SimpleNamespace(COMM_WORLD=comm, COMM_TYPE_SHARED=0)
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
+    monkeypatch.setattr(world.socket, "gethostname", lambda: "a")
+    assert world._rendezvous_over_mpi().startswith(f"tcp://{host}:")
+
+
 def test_a_number_of_ranks_that_the_launcher_does_not_have_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

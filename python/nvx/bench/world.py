@@ -116,8 +116,8 @@ def run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
                 time.sleep(0.02)
             worst = min(filter(None, states), default=0)
             if worst < 0:
-                which = f"rank {states.index(worst)} was ended by signal {-worst}"
-                print(f"{NAME}: {which} ({signal.strsignal(-worst)})", file=sys.stderr)
+                which = f"rank {states.index(worst)}" if len(states) > 1 else Path(starts[0][0][0]).name
+                print(f"{NAME}: {which} was ended by signal {-worst} ({signal.strsignal(-worst)})", file=sys.stderr)
             return worst if worst >= 0 else 128 - worst
         finally:
             _end(children)
@@ -233,4 +233,6 @@ def _rendezvous_over_mpi() -> str:
         raise LaunchError(f"ranks of MPI find each other by mpi4py ({error}): pip install mpi4py; {unset}") from None
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    return MPI.COMM_WORLD.bcast(f"tcp://{socket.gethostname()}:{port}", root=0)
+    here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).Get_size()
+    host = "127.0.0.1" if here == MPI.COMM_WORLD.Get_size() else socket.gethostname()  # its name need not resolve
+    return MPI.COMM_WORLD.bcast(f"tcp://{host}:{port}", root=0)
