@@ -79,7 +79,8 @@ class Sweep:
         return sizes.missed_end(self._sizes(moving), arguments.maxbytes) if moving and not arguments.sizes else ""
 
     def _collective(self, row: Collective, table: report.Table) -> None:
-        log, before = self.world.log, len(self.results)
+        log, before, earlier = self.world.log, len(self.results), self.failed
+        self.failed = False
         self.rounds.append(flag_round(self.world))
         log(f"#\n# Collective test starting: {row.name}\n{report.state(self.rounds[-1])}")
         log(table.header())
@@ -100,6 +101,7 @@ class Sweep:
                 where = f"{result['size']} B, {result['variant']}"
                 log(f"# wrong over {result['backend']}: {result['wrong']} at {where}")
         log(report.closing(row.name, wrong, self.failed, bool(self.arguments.check), busbw))
+        self.failed |= earlier
 
     def _line(self, row: Collective, nbytes: int, dtype: str, op: str, root: int, table: report.Table) -> str:
         found: dict[tuple[str, str], Result] = {}
