@@ -240,7 +240,8 @@ def tune(options, steps):
         rounds = measure(step, options)
         print(*table(step, rounds), sep="\n")
         for key, (value, why) in chosen(step, rounds, defaults, most, options).items():
-            print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])}): {why}", flush=True)
+            shown = sizes.exact(value).replace("any", "1024G")  # as NVX_TUNE takes it
+            print(f"{key} = {shown} (default {sizes.exact(defaults[key])}): {why}", flush=True)
             values[key] = value
     if options.write:
         with open(options.write, "w") as file:
