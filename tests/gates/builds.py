@@ -53,6 +53,9 @@ def configure(context, variant, *options):
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     if not (context.root / "CMakeLists.txt").is_file():
         raise Skipped("no CMakeLists.txt here")
+    cache = folder / "CMakeCache.txt"
+    if cache.is_file() and not any(str(one) in cache.read_text() for one in (folder, folder.resolve())):
+        shutil.rmtree(folder)  # of a checkout that was moved: CMake refuses it
     common = ["-DNVX_WERROR=ON", "-DNVX_PYTHON=OFF"]
     command = ["cmake", "-S", context.root, "-B", folder, *generator, *common, *options]
     context.run(command, "configuring")
