@@ -154,7 +154,7 @@ def test_a_handler_that_calls_into_the_set_up_of_a_device_gets_an_error(rank, wo
         store.set("refused", "1")
 
     if rank == 0:
-        handled(lambda: dist.all_reduce(tensor), handler)
+        handled(lambda: dist.all_reduce(tensor), handler, delay=1)
         assert len(refused) == 1
     else:
         store.wait(["refused"], timedelta(seconds=20))

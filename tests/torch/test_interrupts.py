@@ -164,10 +164,10 @@ def test_interrupts_at_any_moment(rank, world):
 # --- handlers that call nvx -------------------------------------------------------------------------------------------
 
 
-def handled(call, handler):
-    """Runs `call`; `handler` runs once while the call blocks."""
+def handled(call, handler, delay=0.3):
+    """Runs `call`; `handler` runs once while the call blocks, which it must do within the delay."""
     before = signal.signal(signal.SIGUSR2, lambda *_: handler())
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     timer.start()
     try:
         return call()
