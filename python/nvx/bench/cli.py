@@ -119,7 +119,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-f", "--stepfactor", type=above(0, float), help="factor between sizes")
     add("-i", "--stepbytes", type=size, help="step between sizes, where there is no factor")
     add("--sizes", type=sizes.sizes_argument, help="a list of sizes, instead of -b, -e, -f and -i")
-    iterations = "least iterations of each contender; 0 (default): as many as fill the blocks"
+    iterations = "the fewest iterations of each contender; 0 (default): as many as fill the blocks"
     add("--iters", type=above(0), default=0, help=iterations)
     calls = "calls not timed, before each block (default 2)"
     add("-w", "--warmup_iters", type=above(0), default=2, help=calls)
