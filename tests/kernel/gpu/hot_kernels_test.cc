@@ -83,24 +83,24 @@ TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndWorkWithThem) {
   }
 }
 
-struct Lanes {
+struct LaneCount {
   int count;
   int lanes() const { return count; }
 };
 
 /// A gather needs a pack or two for each lane, and shared memory behind the peers.
 TEST(HotKernel, GathersAsManyPacksAsItsLanesAndMemoryHold) {
-  EXPECT_TRUE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(2, 512)));
-  EXPECT_FALSE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(2, 513)));
-  EXPECT_FALSE(kernel::can_gather(Lanes{256}, kernel::PacksInPackets(2, 512)));
-  EXPECT_TRUE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(kernel::kGatheringRanks, 16)));
-  EXPECT_FALSE(kernel::can_gather(Lanes{512}, kernel::PacksInPackets(kernel::kGatheringRanks + 1, 1)));
+  EXPECT_TRUE(kernel::can_gather(LaneCount{512}, kernel::PacksInPackets(2, 512)));
+  EXPECT_FALSE(kernel::can_gather(LaneCount{512}, kernel::PacksInPackets(2, 513)));
+  EXPECT_FALSE(kernel::can_gather(LaneCount{256}, kernel::PacksInPackets(2, 512)));
+  EXPECT_TRUE(kernel::can_gather(LaneCount{512}, kernel::PacksInPackets(kernel::kGatheringRanks, 16)));
+  EXPECT_FALSE(kernel::can_gather(LaneCount{512}, kernel::PacksInPackets(kernel::kGatheringRanks + 1, 1)));
 }
 
 /// All packs of a call may have come with one arrival that differs, or without it: the result stays as it was.
 TEST(HotKernel, AGatherLeavesTheResultAloneUntilAllArrivalsAreRight) {
   constexpr int kRanks = 3, kOther = 2;
-  ASSERT_TRUE(kernel::can_gather(Lanes{8}, kernel::PacksInPackets(kRanks, 3)));
+  ASSERT_TRUE(kernel::can_gather(LaneCount{8}, kernel::PacksInPackets(kRanks, 3)));
   for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot}) {
     for (const bool comes : {true, false}) {
       SimulatedDevices devices({{kRanks, 1, 128, 256}, 8, 0, 0});
