@@ -38,8 +38,7 @@ constexpr Variable kVariables[] = {
      "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interface that leads to the host of the TCPStore, and "
-     "other "
-     "cards that are at least as fast",
+     "other cards that are at least as fast",
      "network interfaces between hosts, for groups over several hosts only: a list of prefixes of names; with '=' in "
      "front, of exact names; with '^' in front, of prefixes to exclude (=eth0, ^docker,veth)",
      "", 0, "interfaces, separated by commas"},
@@ -63,8 +62,7 @@ constexpr Variable kVariables[] = {
     {"NVX_ALGO", "", "size and ranks decide",
      "forces an algorithm. CPU tensors up to 64 KiB inside a host: one_shot or pipelined. CUDA tensors by kernels: "
      "one_shot sends packets in one trip where they fit, pipelined sends chunks at every size. NVX_TUNE sets the "
-     "limits "
-     "between algorithms",
+     "limits between algorithms",
      "one_shot, pipelined"},
     {"NVX_TUNE", "", "the table that `nvx explain` prints",
      "keys of the table of `nvx explain` with other values, and '@' with the path of a file that `nvx tune` wrote "

@@ -462,12 +462,18 @@ def test_an_abort_cancels_calls_in_flight(rank, world):
     sync("both")
 
 
-@on_nccl_gpus(2)
-def test_destroying_a_group_waits_for_calls_in_flight(rank, world):
+def in_flight(rank, ms):
+    """The tensor of a delegated call that takes that long."""
     dist.all_reduce(on_gpu(1, LARGE))
     tensor = torch.empty(LARGE, device=GPU)
-    slow_fill(tensor, rank + 1, 300)
+    slow_fill(tensor, rank + 1, ms)
     dist.all_reduce(tensor)
+    return tensor
+
+
+@on_nccl_gpus(2)
+def test_destroying_a_group_waits_for_calls_in_flight(rank, world):
+    tensor = in_flight(rank, 300)
     dist.destroy_process_group()
     assert fake_nccl.calls()["shutdown"] == 1 and "abort" not in fake_nccl.calls()
     assert_all(tensor, 3)
@@ -475,10 +481,7 @@ def test_destroying_a_group_waits_for_calls_in_flight(rank, world):
 
 @on_nccl_gpus(2)
 def test_a_handler_may_destroy_the_group_again_that_waits_for_its_calls(rank, world):
-    dist.all_reduce(on_gpu(1, LARGE))
-    tensor = torch.empty(LARGE, device=GPU)
-    slow_fill(tensor, rank + 1, 2000)
-    dist.all_reduce(tensor)
+    tensor = in_flight(rank, 2000)
     backend, handled = dist.group.WORLD._get_backend(torch.device(GPU)), []
     before = signal.signal(signal.SIGUSR2, lambda *_: handled.append(backend.shutdown()))
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGUSR2))

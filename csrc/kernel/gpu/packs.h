@@ -159,9 +159,9 @@ struct alignas(Pack) Peer {
   std::byte* sum;           ///< where this rank stores its sum at the peer; null: it does not
 };
 
-/// The packs that a block gathers in shared memory, behind its peers' states, if there are few ranks: two for each of
-/// 512 lanes.
-inline constexpr uint32_t kMostGathered = 1024, kGatheringRanks = 64;
+/// The packs that a lane gathers, and those that a block of 512 lanes gathers in shared memory, behind its peers'
+/// states, if there are few ranks.
+inline constexpr uint32_t kGatheredByLane = 2, kMostGathered = kGatheredByLane * 512, kGatheringRanks = 64;
 /// The shared memory of a block. `gathers`: of a kernel that may gather packs.
 constexpr size_t shared_bytes(uint32_t ranks, bool gathers) {
   return ranks * sizeof(Peer) + (gathers && ranks <= kGatheringRanks ? kMostGathered * sizeof(Pack) : 0);
@@ -433,14 +433,15 @@ NVX_HD void reduce_few(const Exec& ex, const Reduction& f) {
 /// Whether the packets of all ranks are few enough for gather_packs().
 template <class Exec>
 NVX_HD bool can_gather(const Exec& ex, const PacksInPackets& packs) {
-  return packs.ranks <= kGatheringRanks && packs.count() <= kMostGathered && packs.count() <= 2 * uint32_t(ex.lanes());
+  return packs.ranks <= kGatheringRanks && packs.count() <= kMostGathered &&
+         packs.count() <= kGatheredByLane * uint32_t(ex.lanes());
 }
 
-/// Waits for the packs of all ranks, two a lane, so that all of them arrive within one latency, and puts them into
-/// shared memory. The result is this lane's alone.
+/// Waits for the packs of all ranks, each lane for its own, so that all of them arrive within one latency, and puts
+/// them into shared memory. The result is this lane's alone.
 template <class Exec>
 NVX_HD bool gather_packs(Exec& ex, const Reduction& f, const PacksInPackets& packs, Pack* gathered) {
-  constexpr int kEach = 2;
+  constexpr int kEach = int(kGatheredByLane);
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   PendingWait pending{0, f.stamp, 0};
   return ex.wait(pending, [&] {
