@@ -4,10 +4,11 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
-import warm
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -124,18 +125,24 @@ print(len(os.listdir("/proc/self/task")) - before)
     assert python.output(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() == ["True", "False", "0"]
 
 
-def test_takes_under_five_milliseconds():
+def test_takes_under_a_hundredth_of_the_import_of_torch():
     code = """
 import time
-import torch
 start = time.process_time()
+import torch
+torch_took, start = time.process_time() - start, time.process_time()
 import nvx; nvx._autoload()
-print(1e3 * (time.process_time() - start))
+print((time.process_time() - start) / torch_took)
 """
-    # Processor time, the minimum of three processes, because the machine may be busy.
+    # Processor time beside processor time of the same process, because machines differ. The best of three, because the
+    # machine may be busy.
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    runs = [warm.run(["-c", code], env=environment, capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 5.0
+    command = [sys.executable, "-c", code]
+    shares = (
+        float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        for _ in range(3)
+    )
+    assert any(share < 0.01 for share in shares)
 
 
 def test_a_failure_does_not_break_import_torch(python, package):
