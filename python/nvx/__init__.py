@@ -75,7 +75,7 @@ def obstacle() -> str | None:
 
 def _load():
     """Loads the C++ module. The first group that is created calls this."""
-    loaded = sys.modules.get("nvx._C")
+    loaded = globals().get("_C")  # not from `sys.modules`, where a module is before it has been initialized
     if loaded is not None:
         return loaded
     why_not = obstacle()

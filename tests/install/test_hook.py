@@ -113,6 +113,24 @@ print(before[1].count("nvx"))
     assert python.output(code).split() == ["True", "1"]
 
 
+def test_threads_that_use_it_first_wait_for_the_one_that_loads_it(python):
+    code = """
+import threading
+import torch, nvx
+errors = []
+def use():
+    try:
+        nvx._load().ProcessGroupNVX
+    except AttributeError as error:
+        errors.append(error)
+threads = [threading.Thread(target=use) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(errors)
+"""
+    assert [python.output(code) for _ in range(4)] == ["[]"] * 4
+
+
 def test_loads_no_cpp_and_starts_no_thread(python):
     code = """
 import os, sys
