@@ -1,5 +1,6 @@
 """Tensors as users have them: empty, aliased, strided, channels-last; and refused arguments."""
 
+import math
 import time
 from contextlib import contextmanager
 
@@ -100,6 +101,17 @@ def test_all_to_all_in_place(rank, world):
         tensor = sent[rank].clone()
         dist.all_to_all_single(tensor, tensor)
         assert_same(tensor, torch.stack([s[rank] for s in sent]), "all_to_all_single in place")
+
+
+@on_ranks(2, 3)
+def test_all_to_all_single_cuts_rows_that_the_ranks_do_not_divide(rank, world):
+    """Without split sizes gloo cuts the elements, not the rows."""
+    for shape in ((1, 6), (7, 6), (0, 5)):
+        sent = [100.0 * r + torch.arange(math.prod(shape)).view(shape) for r in range(world)]
+        got = torch.empty(shape)
+        dist.all_to_all_single(got, sent[rank])
+        expected = torch.cat([s.flatten().chunk(world)[rank] for s in sent]).view(shape)
+        assert_same(got, expected, f"all_to_all_single {shape}")
 
 
 @only_nvx

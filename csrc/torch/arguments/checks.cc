@@ -99,8 +99,9 @@ void Checks::check_splits(const std::vector<int64_t>& splits, const at::Tensor& 
   const int64_t rows = tensor.size(0);
   const auto fail = [&](const auto&... what) { invalid(what..., " (the ", side, " tensor has ", rows, " rows)"); };
   if (splits.empty()) {
-    if (rows % size_ != 0) fail("Tensor's dim 0 does not divide equally across group size");
-    return;
+    if (tensor.numel() % size_ == 0) return;  // equal parts of the memory, as gloo cuts it
+    invalid("Tensor's dim 0 does not divide equally across group size, nor do its elements (the ", side, " tensor has ",
+            tensor.numel(), ")");
   }
   const std::string name = side + "_split_sizes", wrong = "Split sizes doesn't match total dim 0 size: " + name;
   if (splits.size() != size_t(size_))
