@@ -21,8 +21,6 @@ Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastVi
 
 Status signal_cuda(const DeviceChannel&, const SignalJob&, void*) { return refusal(); }
 
-const void* signal_kernel() { return nullptr; }
-
 Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
 
 uint64_t capture_of(void*) { return 0; }

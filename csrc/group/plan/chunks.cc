@@ -1,7 +1,6 @@
 #include "group/plan/chunks.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "base/round_up.h"
 

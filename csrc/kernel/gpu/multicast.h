@@ -101,7 +101,7 @@ void with_multicast_type(const Job& job, What what) {
   }
 }
 
-/// The kernels, by type in this order, for load_cuda(). Null in a build without CUDA.
+/// The kernels, by type in this order, for load_cuda(). A build without CUDA has none.
 inline constexpr int kMulticastKernels = 3;
 const void* multicast_kernel(int i);
 

@@ -50,7 +50,7 @@ NVX_HD bool run_signals(const Machine& machine, const DeviceChannel& channel, co
 /// Runs the job on a stream (a cudaStream_t) of the device of the rank's memory. Neither waits nor allocates.
 Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream);
 
-/// The kernel, for load_cuda(). Null in a build without CUDA.
+/// The kernel, for load_cuda(). A build without CUDA has none.
 const void* signal_kernel();
 
 }  // namespace nvx::kernel

@@ -4,9 +4,6 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 
-#include <algorithm>
-#include <chrono>
-
 #include "base/config.h"
 #include "base/error.h"
 #include "net/descriptors.h"

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "torch/core/store.h"
