@@ -1,8 +1,10 @@
 #include "base/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -29,6 +31,13 @@ void log_line(const char* format, ...) {
   va_end(args);
   used = std::min<int>(used, sizeof line - 2);
   line[used++] = '\n';
+  // Callers hold locks, and a reader that has stopped may never read again: only the first line waits for it.
+  constexpr int kGraceMs = 50;
+  static std::atomic<bool> dropped{false};
+  pollfd out{STDERR_FILENO, POLLOUT, 0};
+  dropped = poll(&out, 1, dropped ? 0 : kGraceMs) == 0;
+  // The line is shorter than PIPE_BUF, so a pipe that has room takes all of it.
+  if ((out.revents & POLLOUT) == 0) return;
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, used);
 }
 
