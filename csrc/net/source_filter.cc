@@ -113,4 +113,10 @@ uint32_t dropped_by(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_MEMINFO, values, &bytes) == 0 ? values[SK_MEMINFO_DROPS] : 0;
 }
 
+uint64_t Drops::of_others(uint64_t all) {
+  if (ignored_until_ != Clock::time_point{}) ignored_ = all;
+  if (Clock::now() >= ignored_until_) ignored_until_ = {};  // only now: nobody may have asked in time
+  return all - ignored_;
+}
+
 }  // namespace nvx::net

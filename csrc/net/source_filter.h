@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/address_prefix.h"
+#include "base/deadline.h"
 
 namespace nvx::net {
 
@@ -31,7 +32,21 @@ std::optional<size_t> attach_source_filter(int socket, const std::vector<Address
 /// only. Does nothing to a listener.
 void detach_source_filter(int socket);
 
-/// The number of packets that a listener has dropped: by its filter, or because its backlog was full.
+/// The number of packets that a listener has dropped: by its filter, because its backlog was full, or as resets of
+/// connections that have ended here.
 uint32_t dropped_by(int socket);
+
+/// The packets that the listeners of a link have dropped, without those around the loss of a connection: these may be
+/// resets by its peer.
+class Drops {
+ public:
+  void connection_lost() { ignored_until_ = Clock::now() + std::chrono::seconds(1); }
+  /// `all`: what dropped_by() says of all listeners.
+  uint64_t of_others(uint64_t all);
+
+ private:
+  uint64_t ignored_ = 0;
+  Clock::time_point ignored_until_{};
+};
 
 }  // namespace nvx::net

@@ -8,9 +8,11 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <thread>
 
 #include "base/error.h"
 #include "base/handle.h"
@@ -233,6 +235,19 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
   EXPECT_TRUE(connected(listening, "127.0.0.3"));
   EXPECT_TRUE(connected(listening, "127.0.0.4"));
   EXPECT_FALSE(connected(listening, "127.0.0.2"));
+}
+
+TEST(UcxListeners, DoNotCountTheResetsOfAConnectionThatWasLost) {
+  UcxListeners listeners;
+  Listening listening("127.0.0.1");
+  listeners.restrict_to_admitted(listening.address(), 1);
+  listeners.connection_lost();
+  EXPECT_FALSE(connected(listening, "127.0.0.2"));
+  EXPECT_EQ(listeners.dropped(), 0u);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  EXPECT_EQ(listeners.dropped(), 0u);
+  EXPECT_FALSE(connected(listening, "127.0.0.2"));
+  EXPECT_GT(listeners.dropped(), 0u) << "a second later they are of others";
 }
 
 TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {

@@ -282,6 +282,7 @@ void TcpLink::lose(Peer& peer, const std::string& why) {
   peer.lost = true;
   events_.lose(peer.id, why);
   events_.end(unreached_.take(peer.id));
+  if (peer.out && peer.out->was_open()) sockets_->listeners.connection_lost();
   if (peer.out) events_.end(peer.out->take_posts());
   peer.out.reset();
 }

@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "net/descriptors.h"
 #include "net/interfaces.h"
-#include "net/source_filter.h"
 
 namespace nvx::net {
 
@@ -81,10 +80,10 @@ void TcpListeners::admit(std::span<const AddressPrefix> more) {
   admitted_ = std::move(all);  // only now: if a filter fails, the next call tries again
 }
 
-uint64_t TcpListeners::dropped() const {
+uint64_t TcpListeners::dropped() {
   uint64_t dropped = 0;
   for (const Listener& listener : listeners_) dropped += listener.filtered ? dropped_by(listener.fd()) : 0;
-  return dropped;
+  return drops_.of_others(dropped);
 }
 
 Fd TcpListeners::accept(Socket& listener, std::string& from) {

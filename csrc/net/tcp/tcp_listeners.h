@@ -9,6 +9,7 @@
 
 #include "base/address_prefix.h"
 #include "base/deadline.h"
+#include "net/source_filter.h"
 #include "net/tcp/tcp_socket.h"
 
 namespace nvx::net {
@@ -23,8 +24,9 @@ class TcpListeners {
   ~TcpListeners();
   std::vector<HostAddress> addresses() const;
   void admit(std::span<const AddressPrefix> more);
-  /// The number of packets that were dropped; see dropped_by().
-  uint64_t dropped() const;
+  /// The number of packets that were dropped; see Drops.
+  uint64_t dropped();
+  void connection_lost() { drops_.connection_lost(); }
 
   /// The next connection there, if any, and its source. Without a free descriptor the listener pauses.
   Fd accept(Socket& listener, std::string& from);
@@ -43,6 +45,7 @@ class TcpListeners {
 
   std::set<AddressPrefix> admitted_;
   std::list<Listener> listeners_;
+  Drops drops_;
   std::atomic<bool> paused_{false};
   Clock::time_point paused_until_{}, no_descriptor_{};
 };

@@ -443,7 +443,7 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
 }
 
 void UcxLink::drop(Peer& peer) {
-  peer.reached = false;
+  if (std::exchange(peer.reached, false)) worker_->listeners().connection_lost();
   peer.release_posts(waiting_);
   if (peer.endpoint) worker_->close_later(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }

@@ -240,13 +240,13 @@ void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
   }
 }
 
-uint64_t UcxListeners::dropped() const {
+uint64_t UcxListeners::dropped() {
   uint64_t dropped = 0;
   if (!filters_) return dropped;
   for (const Listener& listener : listeners_) {
     if (const Fd own = own_descriptor(listener)) dropped += dropped_by(own.get());
   }
-  return dropped;
+  return drops_.of_others(dropped);
 }
 
 std::string UcxListeners::why_closed() const {

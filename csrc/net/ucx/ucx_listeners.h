@@ -11,6 +11,7 @@
 
 #include "base/address_prefix.h"
 #include "base/deadline.h"
+#include "net/source_filter.h"
 
 namespace nvx::net {
 
@@ -26,8 +27,9 @@ class UcxListeners {
   void restrict_to_admitted(std::span<const std::byte> address, size_t devices);
   /// Lets in more. Throws Error, and then lets in as many as before.
   void admit(std::span<const AddressPrefix> more);
-  /// The number of packets that the listeners have dropped; see dropped_by().
-  uint64_t dropped() const;
+  /// The number of packets that the listeners have dropped; see Drops.
+  uint64_t dropped();
+  void connection_lost() { drops_.connection_lost(); }
   /// "; UCX has closed the socket ..." if it has, otherwise empty. UCX does that for good if this process has no free
   /// descriptor when a rank connects.
   std::string why_closed() const;
@@ -51,6 +53,7 @@ class UcxListeners {
   const bool filters_;  // false: NVX_ALLOW_FROM names all addresses
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
+  Drops drops_;
   bool warned_of_drops_ = false, warned_of_end_ = false;
   Clock::time_point next_check_{};
 };
