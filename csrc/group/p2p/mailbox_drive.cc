@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/contain.h"
+#include "base/text.h"
 #include "group/p2p/mailbox.h"
 
 namespace nvx {
@@ -12,6 +13,32 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdleCheck{1};  // interval at which an idle progress thread checks for new messages
 constexpr std::chrono::milliseconds kLinger{50};
+
+bool has_left(const Core& core, int rank) {
+  if (const int s = core.members.local_rank_of(rank); s >= 0) return core.members.gone(s);
+  MutexLock lock(core.port->mutex());
+  const auto departure = core.port->departure(rank);
+  return departure && departure->left();
+}
+
+/// The ranks that may send to a receive from any source. The first few are described, those that cannot send before
+/// others.
+std::string describe_senders(const Core& core) {
+  constexpr size_t kMostDescribed = 4;
+  const Members& members = core.members;
+  std::vector<std::string> unable, names;
+  for (int rank = 0; rank < members.size(); ++rank) {
+    if (rank == members.rank) continue;
+    const bool left = has_left(core, rank);
+    (left || members.is_stopped(rank) ? unable : names)
+        .push_back(members.describe_awaited(rank) + (left ? ", which has left" : ""));
+  }
+  names.insert(names.begin(), unable.begin(), unable.end());
+  const size_t more = names.size() - std::min(names.size(), kMostDescribed);
+  names.resize(names.size() - more);
+  return "any rank" + (names.empty() ? "" : ": " + joined(names)) +
+         (more == 0 ? "" : " and " + std::to_string(more) + " more");
+}
 
 }  // namespace
 
@@ -100,7 +127,7 @@ std::optional<net::GroupPort::Departure> Mailbox::departure(int peer) {
 /// The peer for which a message waits, and an unexpected message that arrived from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
-  std::string text = from_any ? "any rank" : members_.describe_awaited(message.peer);
+  std::string text = from_any ? describe_senders(core_) : members_.describe_awaited(message.peer);
   if (message.peer == members_.rank) text += ", which is this rank itself";
   const auto other = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
     return (from_any || unexpected.peer == message.peer) && unexpected.tag < kOwnTags;

@@ -485,6 +485,21 @@ TEST(MailboxFailure, AReceiveFromAnySourceEndsWhenAllHaveLeft) {
   });
 }
 
+TEST(MailboxFailure, AReceiveFromAnySourceNamesFewOfManyRanksAndThoseThatLeftFirst) {
+  in_group("any late", 7, [&](Group& group, int rank) {
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 6) return;
+    Bytes memory(50);
+    const Request request = message(kAnySource, 0, memory.data(), memory.size());
+    request->timeout = rank == 0 ? milliseconds(500) : std::chrono::seconds(20);
+    const std::string text = receive_now(group, request).what();
+    if (rank != 0) return;
+    EXPECT_NE(text.find("waiting for any rank: rank 6 (pid "), std::string::npos) << text;
+    EXPECT_NE(text.find("), which has left, rank 1 (pid "), std::string::npos) << text;
+    EXPECT_NE(text.find(") and 2 more; this is rank 0"), std::string::npos) << text;
+  });
+}
+
 TEST(MailboxFailure, AKilledSenderIsNamedWhateverItWasDoing) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const bool streams : {false, true}) {
