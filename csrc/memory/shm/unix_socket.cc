@@ -129,7 +129,7 @@ LocalSocket connect_to(const std::string& name) {
 
 pid_t peer_pid(int socket) { return peer_of(socket).pid; }
 
-bool backlog_is_full() { return errno == EAGAIN; }
+bool backlog_is_full() { return errno == EAGAIN || errno == EINTR; }
 
 LocalSocket connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
   for (;;) {

@@ -43,7 +43,7 @@ LocalSocket connect_to(const std::string& name);
 /// The process at the other end of a connection, by its pid in this process's namespace; 0 if it is not visible here.
 pid_t peer_pid(int socket);
 
-/// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
+/// Whether errno after connect_to() means that another attempt may succeed: the backlog is full, or a signal came.
 bool backlog_is_full();
 
 /// Retries while the backlog is full, until the deadline. Throws Error; `called`: "the Unix socket of rank 3".
