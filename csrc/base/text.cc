@@ -1,5 +1,8 @@
 #include "base/text.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <cctype>
 #include <cerrno>
 #include <cstdint>
@@ -8,6 +11,8 @@
 #include <cstring>
 #include <numeric>
 #include <sstream>
+
+#include "base/handle.h"
 
 namespace nvx {
 namespace {
@@ -90,6 +95,22 @@ std::string seconds(double span) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f s", span);
   return text;
+}
+
+std::optional<std::string> content_of(const std::string& path, size_t most) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat what {};
+  if (!fd || fstat(fd.get(), &what) != 0) return std::nullopt;
+  errno = 0;
+  if (!S_ISREG(what.st_mode)) return std::nullopt;
+  std::string content(most, '\0');
+  size_t used = 0;
+  for (ssize_t got = 1; got != 0 && used < most; used += size_t(got)) {
+    got = ::read(fd.get(), content.data() + used, most - used);
+    if (got < 0) return std::nullopt;
+  }
+  content.resize(used);
+  return content;
 }
 
 std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }

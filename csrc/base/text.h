@@ -35,6 +35,10 @@ void put(char (&field)[N], const std::string& text) {
   std::memset(field + n, 0, N - n);
 }
 
+/// The first `most` bytes of a file; nothing, and errno, if it cannot be read. errno is 0 for a folder, a FIFO or a
+/// device: reading it might never end.
+std::optional<std::string> content_of(const std::string& path, size_t most);
+
 /// "1.50 s"
 std::string seconds(double span);
 std::string seconds(const Deadline& deadline);

@@ -3,6 +3,12 @@
 #include "base/text.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
 
 namespace nvx {
 namespace {
@@ -25,6 +31,24 @@ TEST(Printable, ReplacesWhatControlsATerminalAndWhatIsNoText) {
   EXPECT_EQ(printable("\xed\xa0\x80"), "???") << "half a pair";
   EXPECT_EQ(printable("\xf4\x90\x80\x80"), "????") << "beyond the last character";
   EXPECT_EQ(printable(std::string("a\0b", 3)), "a b");
+}
+
+TEST(ContentOf, IsThatOfAFileOnly) {
+  const std::string path = testing::TempDir() + "nvx_content" + std::to_string(getpid());
+  std::ofstream(path) << "some text";
+  EXPECT_EQ(content_of(path, 100), "some text");
+  EXPECT_EQ(content_of(path, 4), "some");
+  std::ofstream(path).close();
+  EXPECT_EQ(content_of(path, 100), "");
+  std::remove(path.c_str());
+  EXPECT_FALSE(content_of(path, 100));
+  EXPECT_EQ(errno, ENOENT);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  for (const std::string& endless : {path, std::string("/dev/zero"), std::string("/")}) {
+    EXPECT_FALSE(content_of(endless, 100)) << endless;
+    EXPECT_EQ(errno, 0) << endless;
+  }
+  std::remove(path.c_str());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 import pathlib
 import tempfile
 
@@ -107,6 +108,7 @@ def test_options(rank, world):
         ({"lease": "1K"}, r"tune=\.\.\.\): lease=1K is not a number from 262144 to 1073741824"),
         ("leese=1M", r'there is no key "leese" \(did you mean lease\?\). Next: `NVX_TUNE= nvx explain` lists the keys'),
         ("@/nowhere", "names /nowhere, which cannot be read"),
+        ("@/dev/zero", "names /dev/zero, which cannot be read"),
     ):
         with pytest.raises(ValueError, match=why):
             options.tune = wrong
@@ -125,8 +127,11 @@ def test_files(rank, world):
         empty = pathlib.Path(folder, "empty.tune")
         empty.touch()
         assert nvx_options(tune=f"@{empty}").tune == f"@{empty}"
-        with pytest.raises(ValueError, match="which cannot be read. Next: give a path"):
+        with pytest.raises(ValueError, match="which cannot be read. Next: give the path of a file"):
             nvx_options(tune=f"@{folder}")
+        os.truncate(empty, 2 << 20)
+        with pytest.raises(ValueError, match="a file of at most 1 MiB"):
+            nvx_options(tune=f"@{empty}")
 
 
 @only_nvx

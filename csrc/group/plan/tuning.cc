@@ -160,9 +160,10 @@ void Overrides::add(const std::string& list, SetBy by, const std::string& source
       const std::string path = item.substr(1);
       const std::optional<std::string> content = read(path);
       if (!content)
-        throw Error(Code::kInvalid, "nvx: " + source + " names " + path + ", which cannot be read",
-                    std::string("give a path that this process can read, on every host, or ") +
-                        (by == SetBy::kVariable ? "unset NVX_TUNE" : "name no file"));
+        throw Error(
+            Code::kInvalid, "nvx: " + source + " names " + path + ", which cannot be read",
+            std::string("give the path of a file of at most 1 MiB that this process can read, on every host, or ") +
+                (by == SetBy::kVariable ? "unset NVX_TUNE" : "name no file"));
       add_file(path, *content);
     } else {
       const auto [key, value] = setting(item, source);

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
-#include <sstream>
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "group/plan/operation.h"
 #include "group/setup/store_setup.h"
 #include "net/group_port.h"
@@ -86,12 +85,10 @@ std::function<bool()> Members::all_peers_gone() const {
 }
 
 Overrides tuning_of(const std::string& option) {
-  const Overrides::Read read = [](const std::string& path) -> std::optional<std::string> {
-    std::ifstream file(path);
-    if (!file || (file.peek(), file.bad())) return std::nullopt;  // a directory opens, and fails when it is read
-    std::ostringstream content;
-    content << file.rdbuf();
-    return content.str();
+  constexpr size_t kMost = 1 << 20;
+  const Overrides::Read read = [](const std::string& path) {
+    std::optional<std::string> content = content_of(path, kMost + 1);
+    return content && content->size() > kMost ? std::nullopt : content;
   };
   Overrides overrides;
   overrides.add(config().tune, SetBy::kVariable, "NVX_TUNE", read);

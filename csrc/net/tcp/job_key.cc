@@ -1,6 +1,5 @@
 #include "net/tcp/job_key.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -10,9 +9,9 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "base/handle.h"
 #include "base/library.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace nvx::net {
 namespace {
@@ -49,17 +48,12 @@ std::string read_key(const std::string& path) {
   const auto refuse = [&](const std::string& why) -> Error {
     return {Code::kInvalid, "nvx: the file of the job's key, " + path + " (NVX_JOB_KEY), " + why, kHowTo};
   };
-  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::optional<std::string> key = content_of(path, kMost + 1);
+  if (!key) throw refuse(errno == 0 ? "is not a file" : std::string("cannot be read: ") + std::strerror(errno));
   struct stat what {};
-  if (!fd || fstat(fd.get(), &what) != 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));
-  if (!S_ISREG(what.st_mode)) throw refuse("is not a file");
-  if (what.st_mode & 077)
+  if (stat(path.c_str(), &what) == 0 && (what.st_mode & 077))
     NVX_LOG(kWarn, "other users have access to the job's key in %s: type 'chmod 600 %s'", path.c_str(), path.c_str());
-  std::string key(kMost + 1, '\0');
-  const ssize_t got = read(fd.get(), key.data(), key.size());
-  if (got < 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));
-  key.resize(size_t(got));
-  return key.erase(key.find_last_not_of(" \t\r\n") + 1);
+  return key->erase(key->find_last_not_of(" \t\r\n") + 1);
 }
 
 }  // namespace

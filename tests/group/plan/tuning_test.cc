@@ -160,7 +160,7 @@ TEST(Tuning, MalformedSettingIsRefusedWithTheNearestKey) {
   starts("allreduce.oneshot=1", "\"allreduce.oneshot\" (did you mean all_reduce.one_shot?)");
   starts("kernels.blocks =1,kernel.block=1", "\"kernel.block\" (did you mean kernels.blocks?)");
   starts("bad_key=1", "\"bad_key\"");
-  EXPECT_NE(refused("@nowhere").find("names nowhere, which cannot be read. Next: give a path"), std::string::npos);
+  EXPECT_NE(refused("@nowhere").find("names nowhere, which cannot be read. Next: give the path"), std::string::npos);
 }
 
 TEST(Tuning, AnOptionCountsBeforeTheVariableBeforeAFile) {
