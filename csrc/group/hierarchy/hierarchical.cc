@@ -315,7 +315,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     case Cause::kGarbage: return core_.failures.fail(diagnosis.bad_message(peer, what, context));
     case Cause::kLost:
       return with_context(core_.failures.fail_by_departure(departure.value_or(net::GroupPort::Departure{
-                              v.rank, net::GroupPort::Departure::Cause::kLost, "was closed"})),
+                              v.rank, net::GroupPort::Departure::Cause::kLost, "its connection was closed"})),
                           context);
     case Cause::kNone: break;
   }
