@@ -389,18 +389,19 @@ void StoreSetUp::leave_notes(const Failure& note) {
   }
   if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
   // Rank 0 usually serves the store, and the others read it at least once a second.
-  constexpr std::chrono::milliseconds kMost{800};
-  if (rank() == 0 && generation_ != 0 && note.reported_code() != Code::kInterrupted)
-    await_notes(store_, key(""), live_ranks(note), kMost);
+  constexpr std::chrono::milliseconds kJoin{200}, kMost{800};
+  if (rank() != 0 || generation_ == 0 || note.reported_code() == Code::kInterrupted) return;
+  await_notes(store_, key(""), live_ranks(note, /*joined=*/false), kJoin);  // some may be about to join
+  await_notes(store_, key(""), live_ranks(note, /*joined=*/true), kMost - kJoin);
 }
 
-/// The number of ranks that have joined this set-up and live: each of them leaves a note too.
-int64_t StoreSetUp::live_ranks(const Failure& note) {
+/// The number of ranks that live, of all or of those that have joined this set-up: each of these leaves a note too.
+int64_t StoreSetUp::live_ranks(const Failure& note, bool joined) {
   constexpr int kMostChecked = 256;
   int64_t ranks = std::max(0, size() - kMostChecked);
   for (int r = 0; r < std::min(size(), kMostChecked); ++r) {
     const bool named = note.code == Code::kPeerDied && note.lost_rank == r;
-    if (!named && !host_.has_ended(r) && store_.add(generation_of(r), 0) >= generation_) ++ranks;
+    if (!named && !host_.has_ended(r) && (!joined || store_.add(generation_of(r), 0) >= generation_)) ++ranks;
   }
   return ranks;
 }

@@ -85,7 +85,7 @@ class StoreSetUp {
   std::string earlier_claim();
   std::string missing(int writer);
   std::string describe(int rank);
-  int64_t live_ranks(const Failure& note);
+  int64_t live_ranks(const Failure& note, bool joined);
   bool due(Clock::time_point* next, bool often) const;
   int next_pinged(int writer);
   int rank() const { return options_.rank; }

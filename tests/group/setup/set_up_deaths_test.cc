@@ -5,6 +5,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "group/setup/host_setup.h"
@@ -376,6 +378,25 @@ TEST(SetUp, RanksThatCountDifferentlyAreRefusedThoughAnotherIsMissing) {
     const std::string error = set_up_error(store, options("sizes", rank, rank == 0 ? 4 : 3));
     EXPECT_LT(Clock::now() - began, milliseconds(1500));
     EXPECT_NE(error.find(") creates this group with 3 ranks, rank 0 with 4"), std::string::npos) << error;
+  });
+}
+
+/// Rank 0 usually serves the store, which ends with it.
+TEST(SetUp, RankZeroWaitsAMomentForOneThatIsAboutToJoin) {
+  MemoryStore store;
+  std::atomic<bool> came{false};
+  const auto gave_up = [&] {
+    return std::ranges::any_of(store.keys(), [](const std::string& key) { return key.ends_with("/failure"); });
+  };
+  as_threads(2, [&](int rank) {
+    GroupOptions own = options("late", rank, 2);
+    if (rank == 0) own.tune = "no such key";
+    for (const auto end = Clock::now() + std::chrono::seconds(10); rank == 1 && !gave_up() && Clock::now() < end;)
+      std::this_thread::sleep_for(milliseconds(1));
+    if (rank == 1) came = true;
+    const std::string error = set_up_error(store, own);
+    EXPECT_TRUE(came) << rank;
+    EXPECT_NE(error.find("no such key"), std::string::npos) << error;
   });
 }
 
