@@ -1,7 +1,8 @@
 """Where torch has CUDA, setup.py builds the kernels. A CUDA toolkit that cannot build them costs the kernels and not
 the build, and one line says why and what to type.
 
-The torch of these builds is the installed one, and claims CUDA 13.0. Of nvx they compile one file."""
+The torch of these builds is the installed one, and claims CUDA 13.0. Of nvx they compile one file. What
+cmake/cuda.cmake alone says about a toolkit needs no build."""
 
 import json
 import os
@@ -85,6 +86,9 @@ class Builder:
         facts = f"__version__ = {self.version!r}\ncuda = {cuda!r}\nhip = {hip!r}\n"
         (self.site / "torch" / "version.py").write_text(facts)
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", self.work / "lib", "--build-temp", self.work]
+        return self.run(command, first, environment)
+
+    def run(self, command, first, environment):
         env = {name: os.environ[name] for name in os.environ if not re.match("NVX_|CUDA|TORCH_|CMAKE_", name)}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH")]))
         path = [first and str(first), str(self.work / "bin"), os.environ["PATH"], sysconfig.get_path("scripts")]
@@ -104,6 +108,24 @@ class Builder:
         assert "CUDA tensors go through host memory" in line
         return line
 
+    def line(self, *, cmake="cmake", cuda="13.0", first=None, asked="", visible="", **environment):
+        """The same line from cmake/cuda.cmake alone. `asked`: architectures; `visible`: those of the GPUs here."""
+        given = {
+            "CMAKE_IGNORE_PATH": self.hidden,
+            "NVX_CUDA": "AUTO",
+            "NVX_TORCH_CUDA": cuda,
+            "NVX_VISIBLE_GPUS": "ON" if visible else "OFF",
+            "PROJECT_BINARY_DIR": self.work,
+            "Python_EXECUTABLE": sys.executable,
+            "TORCH_CUDA_ARCH_LIST": asked or visible,
+        }
+        defined = [f"-D{name}={value}" for name, value in given.items()]
+        ended = self.run([cmake, *defined, "-P", self.root / "cmake" / "cuda.cmake"], first, environment)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        (line,) = (line for line in ended.stdout.splitlines() if LINE in line)
+        assert "CUDA tensors go through host memory" in line
+        return line
+
 
 @pytest.fixture(scope="module")
 def build(root, tmp_path_factory):
@@ -116,7 +138,8 @@ def build(root, tmp_path_factory):
 @pytest.mark.parametrize("unfit", UNFIT)
 def test_an_unfit_toolkit_costs_the_kernels_and_not_the_build(build, tmp_path, unfit):
     version, error, why, advice = UNFIT[unfit]
-    line = build.without_kernels(CUDA_HOME=toolkit(tmp_path, version, error))
+    says = build.without_kernels if unfit == "architecture" else build.line
+    line = says(CUDA_HOME=toolkit(tmp_path, version, error))
     assert why in line
     assert f"To have kernels, type: {advice}" in line
 
@@ -130,7 +153,7 @@ def test_no_nvcc_costs_the_kernels_and_not_the_build(build):
 
 
 def test_python_has_no_package_with_the_nvcc_of_cuda_12(build):
-    line = build.without_kernels(cuda="12.8")
+    line = build.line(cuda="12.8")
     assert "type: CUDA_HOME=/path/to/cuda-12.8 NVX_CUDA=1 pip install" in line
 
 
@@ -140,7 +163,7 @@ def test_the_nvcc_of_a_python_package_is_found_with_its_libraries(build, monkeyp
     (folder / "lib").mkdir()
     (folder / "lib" / "libcudart_static.a").touch()
     try:
-        assert f"-L{folder}/lib" in build.without_kernels()
+        assert f"-L{folder}/lib" in build.line()
     finally:
         shutil.rmtree(folder)
 
@@ -148,11 +171,11 @@ def test_the_nvcc_of_a_python_package_is_found_with_its_libraries(build, monkeyp
 def test_the_first_nvcc_that_fits_is_taken(build, tmp_path):
     other = toolkit(tmp_path / "a", "release 12.4", "")
     fits = toolkit(tmp_path / "b", "release 13.1", "error: the second is tried")
-    assert "the second is tried" in build.without_kernels(CUDA_HOME=other, first=fits / "bin")
+    assert "the second is tried" in build.line(CUDA_HOME=other, first=fits / "bin")
 
 
 def test_architectures_that_are_no_numbers_cost_the_kernels(build, tmp_path):
-    line = build.without_kernels(CUDA_HOME=toolkit(tmp_path, "release 13.0", ""), TORCH_CUDA_ARCH_LIST="Hopper")
+    line = build.line(CUDA_HOME=toolkit(tmp_path, "release 13.0", ""), asked="Hopper")
     assert "TORCH_CUDA_ARCH_LIST has Hopper" in line
 
 
@@ -263,24 +286,24 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
 
 
 def test_it_builds_for_the_visible_gpus(simulated, driver):
-    assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(simulated(LD_LIBRARY_PATH=driver))[0]
-    requested = simulated(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
-    assert "-DTORCH_CUDA_ARCH_LIST=7.5" in commands(requested)[0]
+    visible = commands(simulated(LD_LIBRARY_PATH=driver))[0]
+    assert {"-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX", "-DNVX_VISIBLE_GPUS=ON"} <= set(visible)
+    requested = commands(simulated(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5"))[0]
+    assert {"-DTORCH_CUDA_ARCH_LIST=7.5", "-DNVX_VISIBLE_GPUS=OFF"} <= set(requested)
 
 
 @pytest.mark.parametrize(
     "knows, requested, compiled",
     [
-        (["sm_83", "sm_86"], None, ["83,code=sm_83", "86,code=sm_86", "86,code=compute_86"]),
-        (["sm_90"], None, ["90,code=sm_90", "90,code=compute_90"]),
-        (["sm_70"], None, ["83,code=sm_83", "86,code=sm_86", "90,code=sm_90", "90,code=compute_90"]),
+        (["sm_83", "sm_86"], "", ["83,code=sm_83", "86,code=sm_86", "86,code=compute_86"]),
+        (["sm_90"], "", ["90,code=sm_90", "90,code=compute_90"]),
+        (["sm_70"], "", ["83,code=sm_83", "86,code=sm_86", "90,code=sm_90", "90,code=compute_90"]),
         (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
     ],
 )
-def test_a_gpu_that_nvcc_does_not_support_is_left_out(build, driver, tmp_path, knows, requested, compiled):
-    home = toolkit(tmp_path / "toolkit", "release 13.0", "error: $*", *knows)
-    requested = {"TORCH_CUDA_ARCH_LIST": requested} if requested else {}
-    line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **requested)
+def test_a_gpu_that_nvcc_does_not_support_is_left_out(build, tmp_path, knows, requested, compiled):
+    home = toolkit(tmp_path, "release 13.0", "error: $*", *knows)
+    line = build.line(CUDA_HOME=home, asked=requested, visible="" if requested else "8.3;8.6;9.0+PTX")
     assert re.findall(r"-gencode=arch=compute_(\S+)", line) == compiled
 
 
