@@ -1,11 +1,12 @@
 """all_reduce, reduce and reduce_scatter: every dtype x operation x count x offset, bit for bit."""
 
+import itertools
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, on_ranks, one_host, only_nvx
+from ranks import OVER_NVX, SEVERAL_HOSTS, on_ranks, one_host, only_nvx
 from reference import (
     BITWISE,
     COMPLEX,
@@ -29,29 +30,31 @@ from reference import (
 
 ALL_OPS = [*OPS, *BITWISE, "premul_sum"]
 PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, element offset in the allocation)
+FEW = (torch.float32, torch.bfloat16)
+# Three ranks have every dtype and operator in tests/kernel/cpu and in test_device_contract.py, too.
+THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
-def cells():
-    """The valid (dtype, op) pairs over nvx; over gloo the pairs that it serves."""
-    for dtype in DTYPES:
-        for op in ALL_OPS:
-            if meaningful(dtype, op) and (OVER_NVX or gloo_can(dtype, op)):
-                yield dtype, op
+def ops_of(dtype):
+    """The valid operators over nvx; over gloo those that it serves."""
+    return [op for op in ALL_OPS if meaningful(dtype, op) and (OVER_NVX or gloo_can(dtype, op))]
 
 
 def check_all_reduce(inputs, op, offset, rank, what):
-    tensor = placed(inputs[rank], offset)
+    """Returns the expected result."""
+    tensor, want = placed(inputs[rank], offset), reduced(inputs, op)
     dist.all_reduce(tensor, reduce_op(op))
-    assert_same(tensor, reduced(inputs, op), f"all_reduce {what}")
+    assert_same(tensor, want, f"all_reduce {what}")
     assert_guards(tensor, f"all_reduce {what}")
+    return want
 
 
-def check_reduce(inputs, op, offset, rank, what):
+def check_reduce(inputs, op, offset, rank, what, want):
     root = (inputs[0].numel() + offset) % len(inputs)
     tensor = placed(inputs[rank], offset)
     dist.reduce(tensor, root, reduce_op(op))
     if rank == root:
-        assert_same(tensor, reduced(inputs, op), f"reduce to {root} {what}")
+        assert_same(tensor, want, f"reduce to {root} {what}")
     assert_guards(tensor, f"reduce to {root} {what}")
 
 
@@ -73,30 +76,32 @@ def check_reduce_scatter(inputs, op, offset, rank, what):
 
 
 @one_host
-@on_ranks(2, 3, 4, limit=120)
+@on_ranks(2, THREE, 4, limit=120)
 def test_every_dtype_and_op(rank, world):
-    for dtype, op in cells():
+    for dtype in DTYPES:
         for count, offset in PLACES:
-            what = f"{dtype} {op} count {count} offset {offset}"
             inputs = [small_numbers(dtype, count, r) for r in range(world)]
-            check_all_reduce(inputs, op, offset, rank, what)
-            check_reduce(inputs, op, offset, rank, what)
-            inputs = [small_numbers(dtype, count * world, r, salt=1) for r in range(world)]
-            check_reduce_scatter(inputs, op, offset, rank, what)
+            parts = [small_numbers(dtype, count * world, r, salt=1) for r in range(world)]
+            for op in ops_of(dtype):
+                what = f"{dtype} {op} count {count} offset {offset}"
+                want = check_all_reduce(inputs, op, offset, rank, what)
+                check_reduce(inputs, op, offset, rank, what, want)
+                check_reduce_scatter(parts, op, offset, rank, what)
 
 
 @one_host
 @only_nvx
-@on_ranks(2, 3, 4, limit=120)
+@on_ranks(2, THREE, 4, limit=120)
 def test_any_bits(rank, world):
     """Inexact numbers too: rank order, one rounding, infinities, NaN, denormals, wrapping integers."""
-    for dtype, op in cells():
-        if dtype in COMPLEX or dtype in INTEGERS and op == "avg":
-            continue
-        for count in (7, 1000, 5003):
-            inputs = [wild_bits(dtype, count * world, r) for r in range(world)]
+    for dtype, count in itertools.product(DTYPES, (7, 1000, 5003)):
+        wild = [wild_bits(dtype, count * world, r) for r in range(world)]
+        for op in () if dtype in COMPLEX else ops_of(dtype):
+            if dtype in INTEGERS and op == "avg":
+                continue
+            inputs = wild
             if dtype in FLOATS and op in ("min", "max"):  # the smaller of the two zeros is unspecified
-                inputs = [torch.where(t.float() == 0, torch.zeros(()).to(dtype), t) for t in inputs]
+                inputs = [torch.where(t.float() == 0, torch.zeros(()).to(dtype), t) for t in wild]
             what = f"{dtype} {op} count {count}, any bits"
             check_all_reduce(inputs, op, count % 3, rank, what)
             check_reduce_scatter(inputs, op, count % 3, rank, what)
@@ -104,7 +109,8 @@ def test_any_bits(rank, world):
 
 @on_ranks(2, 4, limit=120)
 def test_large(rank, world):
-    for dtype in DTYPES:
+    few = world == 4 and not SEVERAL_HOSTS  # on one host, more ranks are no other way
+    for dtype in FEW if few else DTYPES:
         if not OVER_NVX and not gloo_can(dtype, "sum"):
             continue
         inputs = [small_numbers(dtype, 70_001, r) for r in range(world)]
@@ -116,11 +122,11 @@ def test_large(rank, world):
         (torch.bfloat16, "sum"),
         (torch.uint8, "max"),
     ):
-        if not OVER_NVX and not gloo_can(dtype, op):
+        if (few and dtype not in FEW) or (not OVER_NVX and not gloo_can(dtype, op)):
             continue
         inputs = [small_numbers(dtype, 2_000_003, r) for r in range(world)]
-        check_all_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003")
-        check_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003")
+        want = check_all_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003")
+        check_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003", want)
         inputs = [small_numbers(dtype, 500_009 * world, r) for r in range(world)]
         check_reduce_scatter(inputs, op, 1, rank, f"{dtype} {op} count 500009 each")
 
