@@ -36,7 +36,7 @@ def test_a_command_that_does_not_exist_is_named(capsys):
 
 @pytest.mark.parametrize("words", ["env", "topo", "demo", "explain all_reduce 8", "drill --fault kill --phase init"])
 def test_a_command_reports_why_the_module_cannot_serve(monkeypatch, capsys, words):
-    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
+    monkeypatch.delattr(nvx_module, "_C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     assert cli.main(words.split()) == 2
     printed = capsys.readouterr()
@@ -75,10 +75,10 @@ def test_help_needs_no_docstrings(monkeypatch, command):
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
-def test_every_command_has_help(command):
-    ended = nvx(command, "--help")
-    assert ended.returncode == 0, ended.stderr
-    assert "usage:" in ended.stdout
+def test_every_command_has_help(capsys, command):
+    with pytest.raises(SystemExit, match="^0$"):
+        cli.main([command, "--help"])
+    assert "usage:" in capsys.readouterr().out
 
 
 def test_doctor_passes_here_and_reports_it_in_json():
@@ -90,7 +90,11 @@ def test_doctor_passes_here_and_reports_it_in_json():
     of_gpus = {"GPUs", "GPUDirect", "peer memory", "dma-buf"}
     assert of_gpus & set(states) == (of_gpus if torch.cuda.is_available() else {"GPUs"})
     assert states["build"] == states["registration"] == states["collectives"] == "OKAY"
-    assert states["between hosts"] == ("OKAY" if nvx_module._load().build_info()["ucx"] else "WARN")
+    ucx = nvx_module._load().build_info()["ucx"]
+    assert states["between hosts"] == ("OKAY" if ucx else "WARN")
+    texts = {finding["name"]: finding["text"] for finding in report["findings"]}
+    how = r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same exact between two hosts"
+    assert not ucx or re.match(how, texts["between hosts"])
 
 
 def test_a_bad_job_key_keeps_no_command_from_describing_this_machine(monkeypatch):
@@ -139,12 +143,6 @@ def test_doctor_reports_what_the_gpus_do_and_the_command_to_run(monkeypatch):
 
 
 def test_doctor_reports_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
-    found = doctor.check_between_hosts()
-    if found.state == "OKAY":
-        assert re.match(
-            r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same exact between two hosts", found.text
-        )
-
     def fails(function, args, nprocs, daemon):
         raise torch.multiprocessing.ProcessRaisedException("rank 0\nRuntimeError: nvx: no libucp here", 0, 1)
 
@@ -260,7 +258,7 @@ def test_doctor_reports_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_
 
 
 def test_doctor_gives_its_advice_once_where_the_build_is_for_another_torch(monkeypatch):
-    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
+    monkeypatch.delattr(nvx_module, "_C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     found = doctor.check_build()
     assert re.fullmatch(r"nvx \S+ was built for torch 1\.0 and cannot serve torch \S+", found.text)
@@ -425,21 +423,6 @@ def test_commands_without_torch_do_not_load_it(tmp_path, line):
 def add_entry_point(folder):
     (folder / "torch_nvx-0.dist-info").mkdir()
     (folder / "torch_nvx-0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
-
-
-@pytest.mark.parametrize(
-    ("first", "switch", "installed"), [("nvx", "1", True), ("torch", "1", True), ("torch", "0", False)]
-)
-def test_import_nvx_registers_it_before_and_after_torch(tmp_path, first, switch, installed):
-    if installed:
-        add_entry_point(tmp_path)
-    then = "import nvx" if first == "torch" else "import torch"
-    script = f"import {first}; {then}; import torch.distributed as dist; print('NVX' in dist.Backend._plugins)"
-    folders = [str(tmp_path), str(pathlib.Path(nvx_module.__file__).parent.parent)]
-    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": switch, "PYTHONPATH": os.pathsep.join(folders)}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    assert ended.stdout == "True\n", ended.stderr
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
