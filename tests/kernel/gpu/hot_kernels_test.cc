@@ -65,6 +65,7 @@ TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndWorkWithThem) {
   for (const auto& [algorithm, collective] : kHotWays) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t n : {1, 23, 700}) {
+        if (ranks > 5 && n == 23) continue;  // as many threads as ranks share the cores
         Spec spec = spec_of(collective, kernel::has_chunks(algorithm) ? n : n % 64, ranks, ++round);
         spec.dtype = dtype, spec.op = round % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAvg;
         spec.nature = Nature::kNearOne;  // the sign of a NaN depends on the order in which a processor adds
