@@ -100,7 +100,7 @@ run_test() {
   note "built and run in $((SECONDS - began)) s"
   say "Python tests"
   # Ranks wait for a part of their time, so one more process than there are cores runs tests. A file's tests stay together, as
-  # they share their ranks.
+  # they share their ranks; tests/conftest.py has the files' order.
   run_pytest python tests --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=15 \
     -n "$((jobs < 8 ? jobs + 1 : 8))" --dist loadfile || failed=1
   "$py" scripts/count_tests.py "$results"
@@ -163,8 +163,7 @@ run_test_frameworks() {
     --durations=0 -rs tests/frameworks
 }
 
-# The longest file begins first.
 run_test_slow() {
-  run_pytest slow tests/install/test_gpu_evidence.py tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs \
+  run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs \
     "${in_parallel[@]}"
 }
