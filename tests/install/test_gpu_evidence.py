@@ -218,14 +218,24 @@ tests/torch/test_gpu.py::test_staged[DTensor-2] SKIPPED (there is no GPU here) [
     assert driver.read(driver.Outcome("passed"), text.replace("PASSED", "SKIPPED")).state == "skipped"
 
 
-@pytest.mark.parametrize("file", ["test_gpu", "test_gpu_cases"])
-def test_every_choice_of_tests_chooses_some(file):
-    """For a GPU and for a dry run."""
+FILES = "test_gpu", "test_gpu_cases"
+
+
+@pytest.fixture(scope="module")
+def collected():
     pytest.importorskip("torch")
-    words = ["-m", "pytest", "--collect-only", "-q", f"tests/torch/{file}.py"]
-    printed = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    names = [line.partition("::")[2] for line in printed.stdout.splitlines() if "::" in line]
-    assert names, printed.stdout + printed.stderr
+    import warm
+
+    words = ["-m", "pytest", "--collect-only", "-q", *(f"tests/torch/{file}.py" for file in FILES)]
+    return warm.run(words, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_choice_of_tests_chooses_some(collected, file):
+    """For a GPU and for a dry run."""
+    lines = [line.partition("::") for line in collected.stdout.splitlines()]
+    names = [name for path, _, name in lines if path.endswith(f"/{file}.py") and name]
+    assert names, collected.stdout + collected.stderr
     for part in load().PARTS:
         if part.kind == "tests":
             chosen = Expression.compile(part.words if file == "test_gpu" else part.dry)

@@ -10,6 +10,7 @@ import types
 import nvx as nvx_module
 import torch
 import warm
+from nvx import cli
 from nvx.bench import world
 from nvx.bench.sizes import parse_size
 from nvx.commands import status, tune
@@ -160,7 +161,8 @@ def test_tune_measures_each_key_of_kernels_within_its_bounds():
         assert row["least"] <= number <= row["most"] and number % row["multiple"] == 0, (key, value)
 
 
-def test_tune_names_what_it_cannot_measure():
+def test_tune_names_what_it_cannot_measure(monkeypatch, capsys):
+    monkeypatch.setenv("NVX_TUNE", "")  # restores what the command sets
     no_gpu = "torch finds no GPU" if torch.version.cuda else "this torch has no CUDA"
     for arguments, why in (
         (["slice"], "nothing measures slice with --device cpu"),
@@ -169,5 +171,8 @@ def test_tune_names_what_it_cannot_measure():
         (["--sizes", "4K,x"], "argument --sizes: 'x' is not a size: write 8, 64K, 1M or 2G"),
         (["--write", "/no/such/folder/two.tune"], "No such file or directory: '/no/such/folder/two.tune'"),
     ):
-        ended = nvx("tune", *arguments)
-        assert ended.returncode == 2 and why in ended.stderr, ended
+        try:
+            code = cli.main(["tune", *arguments])
+        except SystemExit as ended:
+            code = ended.code
+        assert code == 2 and why in capsys.readouterr().err, arguments
