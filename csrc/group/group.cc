@@ -75,6 +75,10 @@ Status Group::carry_out(Operation& o, Runner runner) {
     rules.traced = core_->status->traced();
     const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
     const DefaultFloatMode mode;
+    // Ranks stage in chunks of their own sizes. So a chunk may arrive where this rank has not staged its input yet.
+    std::vector<std::byte> copy;
+    if (o.collective == kernel::Collective::kAllToAll && !hierarchical_ && o.send.total() > kernel::kSlotBytes)
+      send_copy_if_overlapping(o, copy);
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {
     return failures.fail(core_->diagnosis.no_memory(describe(o.fingerprint())));

@@ -103,6 +103,22 @@ def test_all_to_all_in_place(rank, world):
         assert_same(tensor, torch.stack([s[rank] for s in sent]), "all_to_all_single in place")
 
 
+@only_nvx
+@on_ranks(3)
+def test_all_to_all_in_place_of_pieces_whose_ranks_stage_different_chunks(rank, world):
+    """A peer that sends more than this rank has larger chunks, which arrive where this rank has not staged yet."""
+    for lengths in ([(0, 80, 170), (80, 0, 0), (170, 0, 0)], [(0, 1, 100), (1, 0, 0), (100, 0, 0)]):
+        splits = [1024 * count for count in lengths[rank]]
+        sent = [[torch.full((1024 * lengths[s][r],), 16.0 * s + r) for r in range(world)] for s in range(world)]
+        whole = torch.cat(sent[rank])
+        dist.all_to_all_single(whole, whole, splits, splits)
+        assert_same(whole, torch.cat([s[rank] for s in sent]), f"all_to_all_single in place {lengths}")
+        pieces = [piece.clone() for piece in sent[rank]]
+        dist.all_to_all(pieces, pieces)
+        for source, piece in enumerate(pieces):
+            assert_same(piece, sent[source][rank], f"all_to_all in place {lengths}")
+
+
 @on_ranks(2, 3)
 def test_all_to_all_single_cuts_rows_that_the_ranks_do_not_divide(rank, world):
     """Without split sizes gloo cuts the elements, not the rows."""

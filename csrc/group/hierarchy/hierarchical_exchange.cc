@@ -1,34 +1,11 @@
 // Collectives whose blocks go directly from rank to rank: between hosts in a run, inside the host in one step.
 
-#include <algorithm>
-#include <cstring>
-
 #include "group/hierarchy/hierarchical.h"
 
 namespace nvx {
 
-namespace {
-
 using kernel::Collective;
 using kernel::Piece;
-
-/// Data from one host may arrive before that for another has been sent. So if input and output overlap, this makes the
-/// operation send a copy of its input.
-void copy_if_overlapping(Operation& o, std::vector<std::byte>& copy) {
-  const auto is_apart = [&](const Piece& sent) {
-    return std::ranges::all_of(o.recv, [&](const Piece& received) { return apart(sent, received); });
-  };
-  if (std::ranges::all_of(o.send, is_apart)) return;
-  copy.resize(o.send.total());
-  std::byte* to = copy.data();
-  for (Piece& piece : o.send) {
-    if (piece.bytes != 0) std::memcpy(to, piece.data, piece.bytes);
-    piece.data = to;
-    to += piece.bytes;
-  }
-}
-
-}  // namespace
 
 /// Gather or scatter: blocks of other hosts go directly from or to the root, those of its host by shared memory.
 Status Hierarchical::to_or_from_root(Call& call) {
@@ -64,7 +41,7 @@ Status Hierarchical::all_to_all(Call& call) {
   PeerSet all{{}, members_.rank};
   for (int rank = 0; rank < members_.size(); ++rank) all.members.push_back(rank);
   Active& active = prepare(call, plan_between(schedule::Collective::kAllToAll, 0, facts_).row, all);
-  copy_if_overlapping(o, active.input);
+  send_copy_if_overlapping(o, active.input);  // data from one host may arrive before that for another has been sent
   std::vector<Piece> to, from;
   for (int rank = 0; rank < members_.size(); ++rank) {
     const bool inside = members_.local_rank_of(rank) >= 0;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "kernel/cpu/launch.h"
@@ -113,6 +114,9 @@ struct Operation {
   /// The size for the plan between hosts, for an operation that itself has this many bytes.
   size_t planned(size_t bytes) const { return whole ? whole->bytes : bytes; }
 };
+
+/// If pieces that the operation sends overlap pieces that it receives, makes it send a copy.
+void send_copy_if_overlapping(Operation& operation, std::vector<std::byte>& copy);
 
 /// A launch writes `what` to `at`, in host memory, when it has ended well; null: nowhere.
 struct CompletionFlag {
