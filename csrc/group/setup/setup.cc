@@ -85,7 +85,8 @@ void SetUp::give_up(Made made, const Failure& why) {
   Arena& arena = members.shm->arena();
   if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
     return arena.free_when(members.pad_span, members.all_peers_gone());
-  arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
+  arena.free_when(members.pad_span,
+                  [end = Deadline::after(set_up_time(options_))] { return end.passed(Clock::now()); });
 }
 
 /// Allocates the pad, and joins the set-up. The pad has room for many ranks until the ranks of this host are known.
@@ -94,7 +95,8 @@ void SetUp::begin(const IpcSocket& ipc) {
   members_.name = name();
   members_.rank = rank();
   members_.first_epoch = options_.first_epoch;
-  members_.pad_span = arena.allocate(kernel::PadLayout(std::min(size(), kMostOnHost)).bytes());
+  members_.pad_span = arena.allocate(kernel::PadLayout(std::min(size(), kMostOnHost)).bytes(),
+                                     /*left=*/members_.shm->leases().unleased());
   deadline_ = Deadline::after(set_up_time(options_));
   kernel::Pad own(arena.at(members_.pad_span.offset), size());
   own.header().rank = rank();

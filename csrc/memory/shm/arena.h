@@ -56,8 +56,8 @@ class Arena {
   int fd() const { return fd_.get(); }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
 
-  /// Returns zeroed pages. Throws Error if the arena is full.
-  Span allocate(size_t bytes) { return spans_.allocate(bytes); }
+  /// Returns zeroed pages. Throws Error if the arena is full, or would have less than `left` bytes afterwards.
+  Span allocate(size_t bytes, size_t left = 0) { return spans_.allocate(bytes, left); }
   void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
   void free(Span span) { spans_.free(span); }
 

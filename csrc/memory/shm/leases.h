@@ -23,8 +23,10 @@ class LeasePool {
  public:
   static constexpr size_t kSmallest = 256 << 10;
 
-  /// `most`: at most half of the arena, so that an arena with other contents has room for all leases.
+  /// `most`: at most half of the arena.
   LeasePool(Arena& arena, size_t most) : arena_(arena), most_(std::min(most, Arena::kBytes / 2)) {}
+  /// The bytes that others must leave free in the arena, so that no operation of an existing group fails without them.
+  size_t unleased() const { return most_ - std::min<size_t>(most_, leased_); }
 
   /// Leases `wanted` bytes. If fewer are free, at most `least` bytes, for which leases of other holders are reclaimed.
   Span acquire(size_t wanted, size_t least, LeaseHolder* requester) EXCLUDES(mutex_);

@@ -14,9 +14,14 @@ SpanAllocator::SpanAllocator(size_t bytes, size_t page, std::string name, std::f
   if (bytes > 0) holes_[0] = bytes;
 }
 
-Span SpanAllocator::allocate(size_t bytes) {
+Span SpanAllocator::allocate(size_t bytes, size_t left) {
   MutexLock lock(mutex_);
-  if (const Span span = take(bytes)) return span;
+  if (const Span span = take(bytes)) {
+    size_t free = 0;
+    for (const auto& hole : holes_) free += hole.second;
+    if (free >= left) return span;
+    give_back(span);
+  }
   throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) + " MiB in use)",
               "destroy groups that are no longer needed");
 }

@@ -25,7 +25,8 @@ class SpanAllocator {
   /// `name`: the name of the memory in error texts.
   SpanAllocator(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
-  Span allocate(size_t bytes) EXCLUDES(mutex_);
+  /// Throws Error if there is no space, or would be less than `left` bytes afterwards.
+  Span allocate(size_t bytes, size_t left = 0) EXCLUDES(mutex_);
   /// Like allocate(), but returns an empty span if there is no space.
   Span find(size_t bytes) EXCLUDES(mutex_);
   /// Adds a span by which the memory has grown.

@@ -68,8 +68,10 @@ TEST(Arena, ReportsWhenItIsFullAndGoesOn) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("is full (1023 MiB in use)"), std::string::npos) << error.what();
   }
+  EXPECT_THROW((void)arena.allocate(M, /*left=*/1), Error);
   EXPECT_EQ(arena.allocate(M).bytes, M);
   arena.free(most);
+  EXPECT_EQ(arena.allocate(M, Arena::kBytes - 2 * M).bytes, M);
 }
 
 TEST(TensorMemory, FreedPagesBehindTheKeptOnesReturnToTheKernel) {
@@ -166,6 +168,18 @@ TEST(Leases, AreNeverRefusedForWantOfRoomInTheArena) {
   Arena full;
   (void)full.allocate(Arena::kBytes - M);
   EXPECT_EQ(LeasePool(full, 4 * M).acquire(4 * M, 4 * M, nullptr).bytes, M);
+}
+
+TEST(Leases, GroupsMustLeaveRoomForThoseThatAreNotLeased) {
+  Arena arena;
+  LeasePool pool(arena, 8 * M);
+  Holder holder;
+  EXPECT_EQ(pool.unleased(), 8 * M);
+  holder.span = pool.acquire(6 * M, M, &holder);
+  EXPECT_EQ(pool.unleased(), 2 * M);
+  EXPECT_THROW((void)arena.allocate(Arena::kBytes - 7 * M, pool.unleased()), Error);
+  (void)arena.allocate(Arena::kBytes - 8 * M, pool.unleased());
+  EXPECT_EQ(pool.acquire(2 * M, 2 * M, nullptr).bytes, 2 * M);
 }
 
 TEST(Leases, ARequestTakesTheFreePartIfThatIsEnough) {
