@@ -159,6 +159,39 @@ TEST_P(Processes, GetsAPlaceBackFromASenderThatIsForgotten) {
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
 }
 
+/// With a zero-copy send half in the socket, UCX would wait for that socket without sleeping, and crash when the peer
+/// closes.
+TEST_P(Processes, ForgettingAPeerThatStandsStillHarmsNothingWhenItContinues) {
+  begin([](End& end, Line& line) {
+    end.send(0, 8);
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 1 && end.all_done_once(); }));
+    drive_for(milliseconds(50), {end.link.get()});
+    line.send(1);
+    raise(SIGSTOP);
+    drive_for(milliseconds(600), {end.link.get()});
+    end.link->forget(0);
+    drive_for(milliseconds(200), {end.link.get()});
+  });
+  end->send(peer, 8);
+  ASSERT_TRUE(drive(*end, [&] { return end->log.messages.size() == 1 && end->all_done_once(); }));
+  child->line.receive();
+  std::this_thread::sleep_for(milliseconds(50));
+  for (int i = 0; i < 400; ++i) end->send(peer, 60 << 10);
+  drive_for(milliseconds(300), {end->link.get()});
+  EXPECT_FALSE(end->all_done_once()) << "the socket is full";
+  end->link->forget(peer);
+  drive_for(milliseconds(1200), {end->link.get()});
+  child->send_signal(SIGCONT);
+  int sleeps = 0;
+  for (const auto stop = Clock::now() + milliseconds(1500); Clock::now() < stop;) {
+    if (end->link->progress() || !end->link->arm()) continue;
+    end->link->sleep(milliseconds(20));
+    ++sleeps;
+  }
+  EXPECT_LT(sleeps, 1500) << "a sleep takes 20 ms";
+  EXPECT_EQ(child->wait_for_end(), 0);
+}
+
 TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
   connect();
   child->send_signal(SIGSTOP);

@@ -45,28 +45,36 @@ std::string net_devices(const UcxVersion& version, const std::string& store_host
   return joined(chosen, ",");
 }
 
+bool may_use_rdma() {
+  const char* transports = set_by_user("TLS");
+  return has_rdma() && !(transports && transports == std::string_view("tcp"));
+}
+
 std::vector<Setting> general_settings(const UcxVersion& version, const std::string& store_host) {
   std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
   if (std::string devices = net_devices(version, store_host); !devices.empty())
     settings.push_back({"NET_DEVICES", devices});
+  if (may_use_rdma()) return settings;
   // TCP has its own keepalive. UCX's, every 20 s, resets the kernel's count of failed probes.
-  if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
-  // UCX 1.22 would send large messages in fragments. UCX assembles them at the endpoint whose id they carry. After both
-  // sides have closed connections, that endpoint may no longer exist, and UCX drops the fragments without an error.
-  if (!has_rdma() && version >= UcxVersion{1, 16, 0}) settings.push_back({"ZCOPY_THRESH", "1"});
+  settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
+  // UCX copies what it sends. If an endpoint is closed while a zero-copy send is half in its socket, UCX drops the rest
+  // and polls that socket without end, and uses freed memory when the peer closes too. Of a copy it sends the rest.
+  settings.push_back({"ZCOPY_THRESH", "inf"});
   return settings;
 }
 
 /// UCX reports a silent host after 10 + 3 x 2 s without traffic, later if NVX_LIVENESS_S is longer; limit_silence() has
 /// the limit with traffic. Connecting never blocks. TCP_SYN_CNT is not set, because that corrupts the memory
-/// of UCX 1.13 to 1.22.
+/// of UCX 1.13 to 1.22. A buffer holds a whole segment of the link: UCX 1.22 assembles fragments at the endpoint whose
+/// id they carry. After both sides have closed connections, that endpoint may no longer exist, and UCX drops them
+/// without an error.
 std::vector<Setting> tcp_settings() {
   const char* transports = set_by_user("TLS");
   const auto names = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
   if (transports && !names("tcp") && !names("all") && !names("^")) return {};
   const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
   const int64_t probes = std::clamp<int64_t>((liveness_s - 4) / 2, 3, 127);  // the most that Linux takes
-  return {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
+  return {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}, {"TCP_TX_SEG_SIZE", "64k"}};
 }
 
 /// Sets environment variables while it lives, because before 1.17 a transport reads its settings only there.
