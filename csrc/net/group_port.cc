@@ -71,7 +71,7 @@ void GroupPort::ping(int rank) {
 }
 
 void GroupPort::disconnect(int rank, const char* why) {
-  if (const auto peer = process_of(rank)) messenger_->disconnect(*peer, why);
+  if (const auto peer = process_of(rank)) messenger_->disconnect(*peer, why, /*may_live=*/true);
 }
 
 // --- incoming messages

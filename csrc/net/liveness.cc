@@ -105,7 +105,7 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
     // If a newer group has connected to it since, only the group of the ping has lost it.
     if (int32_t(header.op - signs.earlier_pings) <= 0) return note_departure(header, why);
     signs.has_declared_this_lost |= messenger_.lost_because(peer).empty();
-    return messenger_.disconnect(peer, why);
+    return messenger_.disconnect(peer, why, /*may_live=*/true);
   }
   if (header.value == kGroupGone) note_departure(header);
 }
@@ -233,8 +233,8 @@ std::string Liveness::how_lost(uint64_t global_rank) {
   const NotedRank& noted = it->second.back();
   ping(noted.peer, /*group=*/0, /*from=*/0, int(global_rank));
   messenger_.progress();
-  const std::string& lost = messenger_.lost_because(noted.peer);
-  return lost.empty() ? "" : noted.description + " is lost: " + lost;
+  const Messenger::Peer& peer = messenger_.peers_[noted.peer];
+  return peer.lost.empty() || peer.may_live ? "" : noted.description + " is lost: " + peer.lost;
 }
 
 std::string Liveness::location(uint64_t global_rank) const {

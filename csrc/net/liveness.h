@@ -60,7 +60,7 @@ class Liveness {
   /// Whether the rank has destroyed the group of the whole job, which exists here, as of its last answer.
   bool has_left_job(uint64_t global_rank) const;
   /// Pings a rank that has been noted. Returns a text that describes the rank and its loss if it is lost, otherwise an
-  /// empty text.
+  /// empty text: also if its connection was given up, because its process connects anew.
   std::string how_lost(uint64_t global_rank);
   /// Where a rank that has been noted runs: "(pid 4711, host a01)". Empty if it has not been noted.
   std::string location(uint64_t global_rank) const;

@@ -341,9 +341,10 @@ void Messenger::lost(PeerId id, const std::string& why) {
   to_forget_.push_back(id);
 }
 
-void Messenger::disconnect(PeerId id, const std::string& why) {
+void Messenger::disconnect(PeerId id, const std::string& why, bool may_live) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
+  peer.may_live = may_live;
   peer.lost = (why.empty() ? "is lost" : why) + obstacle(id);
   // Traced only: a thread that waits for the peer reports the loss, and otherwise the peer may have left in good order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());

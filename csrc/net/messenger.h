@@ -73,8 +73,9 @@ class Messenger final : private Receiver {
   /// Waits, at most 200 ms, until the reports of failed groups have left this process, which may end next: a connection
   /// may not stand yet. The next call does not wait for them again. Do not call it from a callback of the link.
   void flush_reports() EXCLUDES(mutex_);
-  /// Closes the connection to a peer, which counts as lost from then on.
-  void disconnect(PeerId peer, const std::string& why) REQUIRES(mutex_);
+  /// Closes the connection to a peer, which counts as lost from then on. `may_live`: it was given up by its process or by
+  /// this one, so it is no reason to doubt that its process lives.
+  void disconnect(PeerId peer, const std::string& why, bool may_live = false) REQUIRES(mutex_);
 
   /// Advances the link without waiting. Returns true if anything moved, so another call may be useful.
   bool progress() REQUIRES(mutex_);
@@ -123,6 +124,7 @@ class Messenger final : private Receiver {
     ProcessId process = 0;
     std::vector<std::byte> address{};  // of the link
     std::string lost{};                // the reason, if it is lost
+    bool may_live = false;             // although it is lost
     std::optional<PeerId> spare{};     // a second connection, for the notice that it is considered lost
     std::optional<PeerId> spare_of{};  // set if this is such a connection
     bool has_sent = false;             // whether anything was sent to it

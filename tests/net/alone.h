@@ -64,6 +64,13 @@ class Alone {
   void ping() { hold(), port_->ping(1); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
+  /// The same for the set-up of another group: rank 1 is rank 1 of the job.
+  std::string how_lost() {
+    hold();
+    const auto membership = std::make_shared<int>();
+    messenger_->liveness().note_rank(1, 0, membership, "(there)");
+    return messenger_->liveness().how_lost(1);
+  }
   std::string other_failure(int rank) { return hold(), port_->other_failure(rank); }
   std::optional<Clock::time_point> gave_up_wait_at() { return hold(), port_->gave_up_wait_at(1); }
   void report_other_failure(const std::string& what) { hold(), port_->report_other_failure({Code::kTimeout, what}); }

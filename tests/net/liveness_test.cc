@@ -180,6 +180,30 @@ TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
 }
 
+/// Its process may live, and connects anew for a group that it makes with this one.
+TEST(Signs, AConnectionThatWasGivenUpIsNoLossToTheSetUpOfAGroup) {
+  Begun alone;
+  EXPECT_EQ(alone.how_lost(), "");
+  alone.disconnect();
+  EXPECT_NE(alone.lost_because(), "");
+  EXPECT_EQ(alone.how_lost(), "");
+}
+
+TEST(Signs, AProcessThatHasDeclaredThisOneLostIsNoLossToTheSetUpOfAGroup) {
+  Begun alone;
+  alone.ping();
+  alone.come({from_process(Kind::kPong, 2, "has been silent", 1)});
+  EXPECT_NE(alone.lost_because(), "");
+  EXPECT_EQ(alone.how_lost(), "");
+}
+
+TEST(Signs, AConnectionThatHasEndedIsALossToTheSetUpOfAGroup) {
+  Begun alone;
+  alone.link().to_lose.push_back(0);
+  alone.advance();
+  EXPECT_EQ(alone.how_lost(), "(there) is lost: the test says so");
+}
+
 /// Otherwise the link would have two connections to the process.
 TEST(Signs, ALostPeerIsForgottenBeforeItsProcessIsAddedAgain) {
   Begun alone;
