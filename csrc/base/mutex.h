@@ -40,6 +40,8 @@ class CAPABILITY("mutex") Mutex {
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.mutex_) {}
+  /// Takes over a lock that try_lock() has got.
+  MutexLock(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : lock_(mutex.mutex_, std::adopt_lock) {}
   ~MutexLock() RELEASE() = default;
 
   void unlock() RELEASE() { lock_.unlock(); }

@@ -224,9 +224,8 @@ bool Messenger::progress_all() {
 
 bool Messenger::try_progress() {
   if (!mutex_.try_lock()) return false;
-  const bool moved = progress_all();
-  mutex_.unlock();
-  return moved;
+  const MutexLock lock(mutex_, std::adopt_lock);
+  return progress_all();
 }
 
 void Messenger::wake_sleepers() {

@@ -149,6 +149,27 @@ TEST(Signs, ALatePingGetsAnEarlierFailure) {
   EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kOtherFailure);
 }
 
+/// Otherwise every later call would wait for the lock without end.
+TEST(Signs, ALinkThatThrowsLeavesTheLockFree) {
+  auto* const link = new ScriptedLink(kSegment);
+  net::Messenger messenger(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(300));
+  const auto set_throws = [&](bool throws) {
+    MutexLock lock(messenger.mutex());
+    link->throws = throws;
+  };
+  set_throws(true);
+  bool threw = false;
+  while (!threw) {
+    try {
+      messenger.try_progress();
+    } catch (const std::bad_alloc&) {
+      threw = true;
+    }
+  }
+  set_throws(false);
+  EXPECT_FALSE(messenger.try_progress()) << "nothing moved";
+}
+
 /// At process exit, waiting for an answer uses no CPU time.
 TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
   auto* const link = new ScriptedLink(kSegment);

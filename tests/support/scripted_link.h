@@ -6,6 +6,7 @@
 #include <deque>
 #include <list>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "net/header.h"
@@ -38,6 +39,7 @@ class ScriptedLink final : public net::Link {
   bool reads_posts = true;   ///< completes a post successfully in the next progress()
   bool fetches = false;      ///< requests a place, and leaves the message half written until it is resumed
   bool minds_forget = true;  ///< completes open posts once their peer is forgotten
+  bool throws = false;       ///< from progress()
   std::deque<Sent> sent;     ///< all posts
   std::deque<Sent> to_come;  ///< arrives in the next progress()
   std::deque<net::PeerId> to_lose;
@@ -63,6 +65,7 @@ class ScriptedLink final : public net::Link {
   bool progress() override {
     bool moved = false;
     ++looks;
+    if (throws) throw std::bad_alloc();
     for (; !to_lose.empty(); moved = true) {
       const net::PeerId peer = to_lose.front();
       to_lose.pop_front();

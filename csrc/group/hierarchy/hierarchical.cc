@@ -160,6 +160,7 @@ std::optional<net::CallLabels::Theirs> Hierarchical::end() {
 void Hierarchical::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
+  const MutexLock lock(port_.mutex(), std::adopt_lock);
   port_.messenger().mutex().held_by_caller();
   bool moved = true;
   for (int i = 0; moved && i < kMostMoves; ++i) {
@@ -168,7 +169,6 @@ void Hierarchical::drive() {
       if (active.run) active.run->advance();
     }
   }
-  port_.mutex().unlock();
 }
 
 Status Hierarchical::stage(Call& call, const Operation& step) {

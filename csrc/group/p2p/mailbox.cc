@@ -299,10 +299,10 @@ DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) con
 
 Span Mailbox::release_idle() {
   if (failures_.forked() || !mutex_.try_lock()) return {};  // the lock's holder may wait for the pool
+  const MutexLock lock(mutex_, std::adopt_lock);
   Span span;
   for (size_t r = 0; r < peers_.size() && !span && !failures_.failed() && !failures_.closed(); ++r)
     span = peers_[r]->release_idle();
-  mutex_.unlock();
   return span;
 }
 
