@@ -28,7 +28,8 @@ struct Setting {
 };
 
 const char* set_by_user(const std::string& key) {
-  const char* own = std::getenv(("NVX_UCX_" + key).c_str());
+  const bool of_transport = key.starts_with("TCP_");  // UCX ignores NVX_UCX_TCP_*
+  const char* own = of_transport ? nullptr : std::getenv(("NVX_UCX_" + key).c_str());
   return own ? own : std::getenv(("UCX_" + key).c_str());
 }
 
