@@ -73,8 +73,8 @@ class Messenger final : private Receiver {
   /// Waits, at most 200 ms, until the reports of failed groups have left this process, which may end next: a connection
   /// may not stand yet. The next call does not wait for them again. Do not call it from a callback of the link.
   void flush_reports() EXCLUDES(mutex_);
-  /// Closes the connection to a peer, which counts as lost from then on. `may_live`: it was given up by its process or by
-  /// this one, so it is no reason to doubt that its process lives.
+  /// Closes the connection to a peer, which counts as lost from then on. `may_live`: it was given up by its process or
+  /// by this one, so it is no reason to doubt that its process lives.
   void disconnect(PeerId peer, const std::string& why, bool may_live = false) REQUIRES(mutex_);
 
   /// Advances the link without waiting. Returns true if anything moved, so another call may be useful.
