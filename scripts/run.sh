@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-targets="demo quick test test-two-hosts test-rdma test-hosts test-slow test-frameworks check bench conformance wheels"
+targets="demo quick test test-install test-two-hosts test-rdma test-hosts test-slow test-frameworks check bench conformance wheels"
 target=${1:?usage: scripts/run.sh TARGET, one of: $targets}
 jobs=${MAX_JOBS:-$(nproc)}
 logs=$root/build/logs results=$root/build/results

@@ -48,7 +48,10 @@ run_pytest() {
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none
 }
 
+# A file's tests stay together, as they share their ranks; tests/conftest.py has the files' order.
 in_parallel=(-n "$((jobs < 8 ? jobs : 8))" --dist loadfile)
+# Ranks wait for a part of their time, so one more process than there are cores runs tests.
+with_ranks=(-n "$((jobs < 8 ? jobs + 1 : 8))" --dist loadfile)
 
 # --- make quick ----------------------------------------------------------------------------------------------------------
 
@@ -99,14 +102,15 @@ run_test() {
   no_gtest || { build_cpp_tests && run_ctest; } || failed=1
   note "built and run in $((SECONDS - began)) s"
   say "Python tests"
-  # Ranks wait for a part of their time, so one more process than there are cores runs tests. A file's tests stay together, as
-  # they share their ranks; tests/conftest.py has the files' order.
-  run_pytest python tests --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=15 \
-    -n "$((jobs < 8 ? jobs + 1 : 8))" --dist loadfile || failed=1
+  run_pytest python tests --ignore=tests/gates --ignore=tests/hosts --ignore=tests/install --ignore=tests/bench -m "not slow" \
+    --durations=15 "${with_ranks[@]}" || failed=1
   "$py" scripts/count_tests.py "$results"
   say "make test: $([ $failed = 0 ] && echo "all passed" || echo "FAILED, see above")"
   return $failed
 }
+
+# Fresh interpreters, builds from source, commands: apart from `make test`, as a change to csrc seldom concerns them.
+run_test_install() { run_pytest python-of-install tests/install tests/bench -m "not slow" --durations=5 "${with_ranks[@]}"; }
 
 # --- what CI adds --------------------------------------------------------------------------------------------------------
 
