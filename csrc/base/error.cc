@@ -14,7 +14,8 @@ std::string advice_for(int error) {
     case EMFILE: return "raise the limit of open files per process (ulimit -n)";
     case ENFILE: return "raise the limit of open files of the machine (sysctl fs.file-max)";
     case EFBIG: return "raise the file size limit (ulimit -f); it also applies to shared memory";
-    case ENOSPC: return "free memory on this host, or raise the limit of its container: shared memory has no room";
+    case ENOSPC:
+      return "free memory on this host, or raise the limit of its container; for epoll, fs.epoll.max_user_watches";
     case ENOMEM:
       return "raise or remove the limit of address space (ulimit -v): nvx maps 1 GiB of it for each process of the "
              "host and uses little of that. Without such a limit, the host is out of memory";

@@ -36,7 +36,7 @@ void log_line(const char* format, ...) {
   static std::atomic<bool> dropped{false};
   pollfd out{STDERR_FILENO, POLLOUT, 0};
   dropped = poll(&out, 1, dropped ? 0 : kGraceMs) == 0;
-  // The line is shorter than PIPE_BUF, so a pipe that has room takes all of it.
+  // The line is shorter than PIPE_BUF, so a pipe that has room takes all of it, unless another writer is faster.
   if ((out.revents & POLLOUT) == 0) return;
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, used);
 }

@@ -114,9 +114,9 @@ uint32_t dropped_by(int socket) {
 }
 
 uint64_t Drops::of_others(uint64_t all) {
-  if (ignored_until_ != Clock::time_point{}) ignored_ = all;
+  if (ignored_until_ != Clock::time_point{}) ignored_ = std::max(ignored_, all);
   if (Clock::now() >= ignored_until_) ignored_until_ = {};  // only now: nobody may have asked in time
-  return all - ignored_;
+  return all - std::min(all, ignored_);                     // `all` lacks a listener that has been closed
 }
 
 }  // namespace nvx::net

@@ -41,6 +41,8 @@ uint32_t dropped_by(int socket);
 class Drops {
  public:
   void connection_lost() { ignored_until_ = Clock::now() + std::chrono::seconds(1); }
+  /// Whether of_others() should be called now, so that it ignores no more than it must.
+  bool is_due() const { return ignored_until_ != Clock::time_point{} && Clock::now() >= ignored_until_; }
   /// `all`: what dropped_by() says of all listeners.
   uint64_t of_others(uint64_t all);
 

@@ -75,8 +75,8 @@ def obstacle() -> str | None:
 
 def _load():
     """Loads the C++ module. The first group that is created calls this."""
-    loaded = globals().get("_C")  # not from `sys.modules`, where a module is before it has been initialized
-    if loaded is not None:
+    loaded = sys.modules.get("nvx._C")  # it is there before another thread has initialized it
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
         return loaded
     why_not = obstacle()
     if why_not is not None:

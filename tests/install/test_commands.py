@@ -36,7 +36,7 @@ def test_a_command_that_does_not_exist_is_named(capsys):
 
 @pytest.mark.parametrize("words", ["env", "topo", "demo", "explain all_reduce 8", "drill --fault kill --phase init"])
 def test_a_command_reports_why_the_module_cannot_serve(monkeypatch, capsys, words):
-    monkeypatch.delattr(nvx_module, "_C", raising=False)
+    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     assert cli.main(words.split()) == 2
     printed = capsys.readouterr()
@@ -258,7 +258,7 @@ def test_doctor_reports_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_
 
 
 def test_doctor_gives_its_advice_once_where_the_build_is_for_another_torch(monkeypatch):
-    monkeypatch.delattr(nvx_module, "_C", raising=False)
+    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     found = doctor.check_build()
     assert re.fullmatch(r"nvx \S+ was built for torch 1\.0 and cannot serve torch \S+", found.text)

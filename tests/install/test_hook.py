@@ -113,7 +113,7 @@ errors = []
 def use():
     try:
         nvx._load().ProcessGroupNVX
-    except AttributeError as error:
+    except Exception as error:
         errors.append(error)
 threads = [threading.Thread(target=use) for _ in range(4)]
 for thread in threads: thread.start()

@@ -22,7 +22,9 @@ Span SpanAllocator::allocate(size_t bytes, size_t left) {
     if (free >= left) return span;
     give_back(span);
   }
-  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) + " MiB in use)",
+  throw Error(Code::kSystem,
+              "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) + " MiB in use" +
+                  (left == 0 ? ")" : ", " + std::to_string(left >> 20) + " MiB kept for staging)"),
               "destroy groups that are no longer needed");
 }
 

@@ -109,6 +109,7 @@ void TcpListeners::pause(Socket& socket) {
 }
 
 void TcpListeners::resume() {
+  if (drops_.is_due()) dropped();
   if (Clock::now() < paused_until_ || !paused_.exchange(false)) return;
   for (Listener& listener : listeners_) listener.change(EPOLLIN);
 }

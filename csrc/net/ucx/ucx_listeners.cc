@@ -262,8 +262,7 @@ void UcxListeners::warn_once() {
   next_check_ = Clock::now() + kBetween;
   if (const std::string closed = why_closed(); !closed.empty() && !std::exchange(warned_of_end_, true))
     NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
-  if (warned_of_drops_ || dropped() == 0) return;
-  warned_of_drops_ = true;
+  if (dropped() == 0 || std::exchange(warned_of_drops_, true)) return;
   NVX_LOG(kWarn,
           "packets to the TCP port of this process were dropped: a host whose address no rank of the job has published "
           "tried to connect, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is "
