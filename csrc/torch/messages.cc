@@ -43,7 +43,7 @@ IntrusiveWork Messages::receive(Tensors& tensors, int peer, int tag) {
 }
 
 IntrusiveWork Messages::receive_any(Tensors& tensors, int tag) {
-  return transfer("recv", {c10d::OpType::RECVANYSOURCE, "nvx:recv"}, tensors, kAnySource, tag,
+  return transfer("recv", {c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, tensors, kAnySource, tag,
                   /*receives=*/true);
 }
 
