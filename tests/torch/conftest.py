@@ -22,7 +22,8 @@ def pytest_collection_modifyitems(config, items):
         spread = [item for item in items if SPREAD_POOLS.intersection(item.fixturenames)]
         config.hook.pytest_deselected(items=[item for item in items if item not in spread])
         items[:] = spread
-    if half := os.environ.get("NVX_TEST_HALF"):  # 0 or 1: every second test
+    half = os.environ.get("NVX_TEST_HALF")  # 0 or 1: every second test
+    if half and not config.getoption("lf"):  # tests that failed run once more, whatever their places are
         config.hook.pytest_deselected(items=items[1 - int(half) :: 2])
         items[:] = items[int(half) :: 2]
 
