@@ -14,7 +14,7 @@ help:
 	@echo "make quick           style, and the core's C++ tests but for the long ones: for a change to the core (1 to 2 minutes; longer the first time)"
 	@echo "make test            the C++ tests, and the Python tests of the library (7 minutes on 2 cores, and 5 to build)"
 	@echo "make test T=group    some of them: a folder, a file such as tests/torch/test_ddp.py, or a regular expression for names"
-	@echo "make test-install    the tests of installation, commands and bench (3 to 4 minutes)"
+	@echo "make test-install    the tests of installation, commands and bench (3 minutes)"
 	@echo "make test-two-hosts  the tests of ranks once more, on two hosts made by NVX_HOST_ID: over UCX and loopback, and over RDMA where there is any"
 	@echo "make test-rdma       some of them on two hosts made by NVX_HOST_ID, over each active RDMA port (soft RoCE included); reports that it is skipped without one"
 	@echo "make test-hosts      ranks on hosts of this machine's own making (network namespaces; needs root)"

@@ -572,6 +572,7 @@ def test_the_script_refuses_an_unknown_target(root):
     ended = subprocess.run([root / "scripts" / "run.sh", "dance"], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     targets = (
-        "demo quick test test-two-hosts test-rdma test-hosts test-slow test-frameworks check bench conformance wheels"
+        "demo quick test test-install test-two-hosts test-rdma test-hosts test-slow test-frameworks check bench "
+        "conformance wheels"
     )
     assert ended.stderr == f"nvx: no target dance: one of {targets}\n"

@@ -203,6 +203,20 @@ def test_a_crash_gets_no_second_try(root, text, crash):
     assert (found.returncode == 0) == bool(re.search(words[1], text)) == crash
 
 
+@pytest.mark.parametrize(("case", "again"), [('name="ended with -6"', True), ('message="ended with -6"', False)])
+def test_a_name_with_the_words_of_a_crash_is_no_crash(root, tmp_path, case, again):
+    pytest_stub = tmp_path / "pytest"
+    pytest_stub.write_text(f"#!/bin/sh\necho '<testcase {case}/>' >{tmp_path}/some.xml\nexit 1\n")
+    pytest_stub.chmod(0o755)
+    script = 'set -euo pipefail; say() { echo "$@"; }; source scripts/test.sh; run_pytest some'
+    variables = {"root": tmp_path, "results": tmp_path, "py": pytest_stub, "jobs": "1", "SECOND_TRY": "1"}
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    command = ["bash", "-c", script]
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and not ended.stderr
+    assert ("Once more" in ended.stdout) == again
+
+
 def test_ci_refuses_a_table_that_adds_up_to_more_than_there_is(ci):
     ended = ci("test 40\ncheck 6\n", "true")
     assert ended.returncode == 1 and "#####" not in ended.stdout
