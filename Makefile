@@ -12,7 +12,7 @@ export T PYTHON TORCH_VERSION MAX_JOBS
 help:
 	@echo "make demo            train a small model over nvx and over gloo, side by side (a few minutes the first time)"
 	@echo "make quick           style, and the core's C++ tests but for the long ones: for a change to the core (1 to 2 minutes; longer the first time)"
-	@echo "make test            the C++ tests, and the Python tests of the library (7 minutes on 2 cores, and 5 to build)"
+	@echo "make test            the C++ tests, and the Python tests of the library (about 7 minutes on 2 cores, after the build)"
 	@echo "make test T=group    some of them: a folder, a file such as tests/torch/test_ddp.py, or a regular expression for names"
 	@echo "make test-install    the tests of installation, commands and bench (3 minutes)"
 	@echo "make test-two-hosts  the tests of ranks once more, on two hosts made by NVX_HOST_ID: over UCX and loopback, and over RDMA where there is any"
