@@ -112,7 +112,7 @@ def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     heading, *rows, verdict = output.stdout.splitlines()
     assert heading.split() == ["collective", "size", "one_shot", "pipelined"]
     assert [row.split()[:2] for row in rows] == [["all_reduce", "4K"], ["all_reduce", "32K"]]
-    chosen = re.fullmatch(r"all_reduce\.one_shot = (\w+) \(default 64K\): .*\b(faster|noise|%|rounds)", verdict)[1]
+    chosen = re.fullmatch(r"all_reduce\.one_shot = (\w+) \(default 64K\): .* (faster|noise|%|rounds)", verdict)[1]
     assert chosen in ("0", "4K", "32K", "64K")
     text = file.read_text()
     assert f"\nnvx = {nvx_module.__version__}\n" in text and "\nhost = " in text and "\nranks = 2\n" in text
