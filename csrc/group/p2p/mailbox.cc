@@ -13,6 +13,20 @@ namespace {
 constexpr std::chrono::milliseconds kEndOfCopies{500};  // copies end by themselves, unless the device hangs
 constexpr uint64_t kMostKept = 4 << 20;                 // unexpected bytes of a peer; a few more envelopes may arrive
 
+/// Takes the first one with this tag that fits, if any.
+template <class T>
+std::optional<T> take(std::map<int64_t, std::deque<T>>& by_tag, int64_t tag,
+                      const std::predicate<const T&> auto& fits) {
+  const auto queue = by_tag.find(tag);
+  if (queue == by_tag.end()) return std::nullopt;
+  const auto found = std::ranges::find_if(queue->second, fits);
+  if (found == queue->second.end()) return std::nullopt;
+  std::optional<T> taken = std::move(*found);
+  queue->second.erase(found);
+  if (queue->second.empty()) by_tag.erase(queue);
+  return taken;
+}
+
 }  // namespace
 
 Mailbox::Mailbox(Core& core)
@@ -91,11 +105,9 @@ void Mailbox::receive_empty(int peer, int64_t tag) {
 
 void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
-  unexpected_.remove_if([&](const Unexpected& unexpected) {
-    mutex_.held_by_caller();
-    if (unexpected.tag == tag) peer(unexpected.peer).release_kept(unexpected.data.size());
-    return unexpected.tag == tag;
-  });
+  const auto dropped = unexpected_.extract(tag);
+  if (dropped.empty()) return;
+  for (const Unexpected& unexpected : dropped.mapped()) peer(unexpected.peer).release_kept(unexpected.data.size());
 }
 
 std::string Message::describe() const {
@@ -131,7 +143,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   } else if (!message->receives_) {
     peer(message->peer).send(message);
   } else if (!match_unexpected(message)) {
-    receives_.push_back(message);
+    receives_[message->tag].push_back(message);
   }
 }
 
@@ -199,18 +211,15 @@ bool Mailbox::read_port() {
 }
 
 void Mailbox::arrive(Unexpected&& unexpected) {
-  const auto fits = [&](const std::shared_ptr<Message>& m) {
-    return (m->peer == unexpected.peer || m->peer == kAnySource) && m->tag == unexpected.tag;
-  };
-  const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
-  if (found == receives_.end()) {
+  const auto receive = take(receives_, unexpected.tag, [&](const std::shared_ptr<Message>& m) {
+    return m->peer == unexpected.peer || m->peer == kAnySource;
+  });
+  if (receive) {
+    accept(*receive, std::move(unexpected));
+  } else {
     peer(unexpected.peer).keep(unexpected.data.size());
-    unexpected_.push_back(std::move(unexpected));
-    return;
+    unexpected_[unexpected.tag].push_back(std::move(unexpected));
   }
-  const std::shared_ptr<Message> receive = *found;
-  receives_.erase(found);
-  accept(receive, std::move(unexpected));
 }
 
 void MessagePeer::keep(size_t bytes) {
@@ -240,17 +249,16 @@ void MessagePeer::arrive(Unexpected&& unexpected) {
 }
 
 bool Mailbox::match_unexpected(const std::shared_ptr<Message>& receive) {
-  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
-    return (receive->peer == unexpected.peer || receive->peer == kAnySource) && receive->tag == unexpected.tag;
+  auto unexpected = take(unexpected_, receive->tag, [&](const Unexpected& one) {
+    return receive->peer == one.peer || receive->peer == kAnySource;
   });
-  if (found == unexpected_.end()) return false;
-  Unexpected unexpected = std::move(*found);
-  unexpected_.erase(found);
-  peer(unexpected.peer).release_kept(unexpected.data.size());
-  return accept(receive, std::move(unexpected));
+  if (!unexpected) return false;
+  peer(unexpected->peer).release_kept(unexpected->data.size());
+  accept(receive, std::move(*unexpected));
+  return true;
 }
 
-bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) {
+void Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) {
   receive->peer = unexpected.peer;
   if (unexpected.bytes != receive->bytes || unexpected.dtype != receive->dtype) {
     const bool may_be_note = !config().delegate.empty();
@@ -273,7 +281,7 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
                            ? "NVX_DELEGATE's send_recv gives NCCL a message of CUDA tensors by its size: make both "
                              "ends CUDA tensors of the same size, or take send_recv out of NVX_DELEGATE"
                            : "give both tensors the same number of elements and the same type"}));
-    return true;
+    return;
   }
   if (unexpected.carried) {
     if (receive->bytes) std::memcpy(receive->data, unexpected.data.data(), receive->bytes);
@@ -286,7 +294,6 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
         copies->in_pool(members_.local_rank_of(unexpected.peer), unexpected.place - 1, unexpected.bytes) != 0;
     peer(unexpected.peer).receive(receive, unexpected.number);
   }
-  return true;
 }
 
 DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) const {

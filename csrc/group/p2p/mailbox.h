@@ -2,7 +2,7 @@
 
 #include <deque>
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -135,6 +135,9 @@ class Mailbox : public LeaseHolder {
 
  private:
   friend class MessagePeer;
+  /// Those with one tag in their order. No tag has an empty queue.
+  template <class T>
+  using ByTag = std::map<int64_t, std::deque<T>>;
   /// The role of a thread that progresses the messages. The progress thread does so while no thread waits for a
   /// message.
   enum class Role { kNeither, kWaiter, kProgressThread };
@@ -152,7 +155,7 @@ class Mailbox : public LeaseHolder {
   bool read_port() REQUIRES(mutex_);
   void arrive(Unexpected&& unexpected) REQUIRES(mutex_);
   bool match_unexpected(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
-  bool accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) REQUIRES(mutex_);
+  void accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) REQUIRES(mutex_);
   void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
   MessagePeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
@@ -175,8 +178,8 @@ class Mailbox : public LeaseHolder {
   Mutex mutex_;
   std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: IntraHostPeer or InterHostPeer
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
-  std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
-  std::list<Unexpected> unexpected_ GUARDED_BY(mutex_);
+  ByTag<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);           // not matched
+  ByTag<Unexpected> unexpected_ GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);          // done, `finished()` not called yet
   std::atomic<Clock::time_point> next_check_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;

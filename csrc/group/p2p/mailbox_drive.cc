@@ -129,10 +129,14 @@ std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string text = from_any ? describe_senders(core_) : members_.describe_awaited(message.peer);
   if (message.peer == members_.rank) text += ", which is this rank itself";
-  const auto other = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
-    return (from_any || unexpected.peer == message.peer) && unexpected.tag < kOwnTags;
-  });
-  if (!message.receives_ || message.call_name || other == unexpected_.end()) return text;
+  if (!message.receives_ || message.call_name) return text;
+  const Unexpected* other = nullptr;
+  for (auto queue = unexpected_.begin(); !other && queue != unexpected_.lower_bound(kOwnTags); ++queue) {
+    const auto fits = [&](const Unexpected& one) { return from_any || one.peer == message.peer; };
+    const auto found = std::ranges::find_if(queue->second, fits);
+    if (found != queue->second.end()) other = &*found;
+  }
+  if (!other) return text;
   return text + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", for which there is no recv here";

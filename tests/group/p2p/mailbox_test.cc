@@ -47,32 +47,6 @@ TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
 }
 
 /// Within a pair and tag, messages match in order; across tags in any order.
-TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
-  in_group("tags", 2, [&](Group& group, int rank) {
-    constexpr size_t kEach = 40, kTags = 3;
-    const auto bytes_of = [](size_t n) { return n % 4 == 0 ? size_t(20'000) : size_t(16); };
-    std::vector<Bytes> memory;
-    std::vector<Request> requests;
-    for (size_t i = 0; i < kEach * kTags; ++i) {
-      // The sender goes through the tags in turn. The receiver takes all messages of the last tag first.
-      const size_t tag = rank == 0 ? i % kTags : kTags - 1 - i / kEach;
-      const size_t n = (rank == 0 ? i / kTags : i % kEach) * kTags + tag;
-      memory.push_back(rank == 0 ? payload(0, 1, n, bytes_of(n)) : Bytes(bytes_of(n)));
-      requests.push_back(message(1 - rank, int64_t(tag), memory.back().data(), memory.back().size()));
-    }
-    for (const Request& request : requests) {
-      rank == 0 ? group.mailbox().send(request, Runner::kPool) : group.mailbox().receive(request, Runner::kPool);
-    }
-    for (size_t i = 0; i < requests.size(); ++i) {
-      ASSERT_TRUE(group.mailbox().wait(*requests[i]).ok());
-      if (rank == 0) continue;
-      const size_t n = i % kEach * kTags + (kTags - 1 - i / kEach);
-      ASSERT_TRUE(memory[i] == payload(0, 1, n, bytes_of(n))) << i;
-    }
-    ASSERT_TRUE(barrier(group).ok());
-  });
-}
-
 /// A message takes its place before it is pushed, and the peer gets no envelope before that.
 TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   in_group("post", 2, [&](Group& group, int rank) {
