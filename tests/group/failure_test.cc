@@ -219,7 +219,7 @@ TEST(Failure, RankThatLeavesWhileAwaitedIsNamed) {
 
 /// Signals that a rank sent before it left still count: leaving right after the last operation is no failure.
 TEST(Failure, LeavingAfterTheLastOperationIsNone) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < int(as_fast(30, 8)); ++round) {
     MemoryStore store;
     as_threads(3, [&](int rank) {
       Group group(store, options("last", rank, 3));
@@ -544,7 +544,7 @@ TEST(SetUp, AGroupCanBeMadeAgainAfterAFailure) {
 TEST(SetUp, AGroupCanBeMadeAgainInTheSameStore) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < int(as_fast(20, 6)); ++round) {
       Group group(store, options("again", rank, 3));
       ASSERT_EQ(perform(group, all_reduce_of(round % 2 ? 50'000 : 100)), "");
     }
