@@ -56,9 +56,9 @@ constexpr Variable kVariables[] = {
      "seconds an operation or a set-up may wait, instead of the group's timeout; a timeout that a call passes wins",
      kSeconds, 0},
     {"NVX_LIVENESS_S", "10", "",
-     "seconds without a sign after which a rank of another host that others wait for counts as lost", kSeconds, 1},
+     "seconds without an answer after which a rank of another host that others wait for counts as lost", kSeconds, 1},
     {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores",
-     "microseconds a waiter spins before it sleeps; above 20000 it is 20000", kWhole, -1},
+     "microseconds a waiter spins before it sleeps; more than 20000 counts as 20000", kWhole, -1},
     {"NVX_ALGO", "", "size and ranks decide",
      "forces an algorithm. CPU tensors up to 64 KiB inside a host: one_shot or pipelined. CUDA tensors by kernels: "
      "one_shot sends packets in one trip where they fit, pipelined sends chunks at every size. NVX_TUNE sets the "
@@ -72,12 +72,13 @@ constexpr Variable kVariables[] = {
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
     {"NVX_STAGING_MB", "30", "",
-     "limit in MiB of the staging memory that a process exports, over all its groups; above 512 it is 512", kWhole, 1},
+     "limit in MiB of the staging memory that a process exports, over all its groups; more than 512 counts as 512",
+     kWhole, 1},
     {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
     {"NVX_DELEGATE", "none", "",
      "collectives of CUDA tensors, and send_recv for messages, to run on torch's own NCCL where it can serve all "
-     "ranks; each optionally from a size of the whole on (all_reduce:64M,broadcast). Untested with a real NCCL",
+     "ranks; each optionally with a minimum total size (all_reduce:64M,broadcast). Untested with a real NCCL",
      kDelegated},
     {"NVX_KERNELS", "auto", "",
      "auto: use nvx's CUDA kernels if they are built and a trial operation takes at most 1 ms; 1: use them however "
@@ -248,7 +249,7 @@ std::string default_of(const Variable& v) {
 
 std::string accepted(const Variable& v) {
   if (!*v.takes) return *v.form ? v.form : "any text";
-  if (v.takes == kDelegated) return "none, or a list of " + std::string(kDelegated) + ", each with a size if wanted";
+  if (v.takes == kDelegated) return "none, or a list of " + std::string(kDelegated) + ", each optionally with a size";
   if (!is_number(v)) return v.takes;
   return std::string(v.takes) + " from " + decimal(v.least) + " on";
 }
@@ -260,7 +261,7 @@ std::string fault(const Variable& v) {
   if (v.takes == kDelegated) {
     return parse_delegate_rules(text(v)) ? ""
                                          : std::string("neither none nor a list, each once, of ") + kDelegated +
-                                               ", perhaps with a size (all_reduce:64M,broadcast)";
+                                               ", each optionally with a size (all_reduce:64M,broadcast)";
   }
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }

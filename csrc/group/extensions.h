@@ -17,7 +17,7 @@ class TimeoutExtensions : public std::enable_shared_from_this<TimeoutExtensions>
   /// A larger sum makes no difference, and this one does not overflow.
   static constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 100);
 
-  /// While it lives, the time added between the begin of the previous operation and this one stays. May be null.
+  /// While it lives, the time added between the starts of the previous operation and of this one stays. May be null.
   using Claim = std::shared_ptr<const void>;
   struct Share {
     std::chrono::milliseconds extra{0};

@@ -113,7 +113,7 @@ std::shared_ptr<Symmetric> Group::rendezvous_symmetric(const SymmetricBlock& min
   return Symmetric::rendezvous(parts, mine, base);
 }
 
-// --- the begin and the end
+// --- creation and end
 
 namespace {
 

@@ -65,7 +65,7 @@ NVX_HD inline uint32_t opaque(uint32_t n) {
   return n;
 }
 
-/// `at`, which the lanes of a block share: a hint to the compiler.
+/// `at`, which points to the block's shared memory: a hint to the compiler.
 template <class T>
 NVX_HD T* in_block(T* at) {
 #ifdef __CUDA_ARCH__

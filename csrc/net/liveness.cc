@@ -46,7 +46,7 @@ void Liveness::joined(PeerId peer) {
   signs_.resize(std::max<size_t>(signs_.size(), peer + 1));
   Signs& signs = signs_[peer];
   signs.earlier_pings = pings_;
-  signs.waits_for_pong = signs.warned = false;  // it has come to the new group since
+  signs.waits_for_pong = signs.warned = false;  // it has joined the new group since
 }
 
 void Liveness::note_sign_of_life(PeerId peer) {

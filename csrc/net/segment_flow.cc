@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowledged by a rank
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
-constexpr size_t kMostReady = 1 << 16;         ///< messages for which other ranks are ready, and this one is not
+constexpr size_t kMostReady = 1 << 16;         ///< kReady messages of other ranks that no step here has used yet
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body; it bounds the number of segments too
 
 }  // namespace

@@ -43,7 +43,7 @@ class Drops {
   void connection_lost() { ignored_until_ = Clock::now() + std::chrono::seconds(1); }
   /// Whether of_others() should be called now, so that it ignores no more than it must.
   bool is_due() const { return ignored_until_ != Clock::time_point{} && Clock::now() >= ignored_until_; }
-  /// `all`: what dropped_by() says of all listeners.
+  /// `all`: the sum of dropped_by() over all listeners.
   uint64_t of_others(uint64_t all);
 
  private:

@@ -14,15 +14,15 @@ std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dr
   const std::string way = describe_route(addresses);
   if (!way.empty()) {
     why = "; nothing has ever come from it, " + way +
-          ". It admits only the addresses that hosts have named: if this host is behind address translation, set "
-          "NVX_ALLOW_FROM there to the address that arrives";
+          ". It admits only the addresses that hosts have published: if this host is behind address translation, set "
+          "NVX_ALLOW_FROM there to this host's translated address";
   }
   if (dropped != 0) {
     why +=
         "; " + std::to_string(dropped) +
-        " packets to the TCP port of this process were dropped, because no rank has named their source or because "
-        "the backlog was full: if the rank is behind address translation, set NVX_ALLOW_FROM here to the address that "
-        "arrives";
+        " packets to the TCP port of this process were dropped, because no rank has published their source address or "
+        "because the backlog was full: if the rank is behind address translation, set NVX_ALLOW_FROM here to its "
+        "translated address";
   }
   return why;
 }

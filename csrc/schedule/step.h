@@ -45,8 +45,8 @@ struct Step {
 /// The maximum number of a rank's steps in flight.
 inline constexpr int kMaxDepth = 16;
 
-/// Whether a step may begin while an earlier one is in flight, of which the message has been received, and sent.
-/// `overlap(a, b)`: whether two ranges share bytes.
+/// Whether a step may begin while an earlier one is in flight. `received`, `sent`: whether the message of the earlier
+/// one has been. `overlap(a, b)`: whether two ranges share bytes.
 template <class Overlap>
 bool may_begin_beside(const Step& earlier, bool received, bool sent, const Step& step, const Overlap& overlap) {
   const Range reads = step.send_to >= 0 ? step.send : Range{}, writes = step.recv_from >= 0 ? step.recv : Range{};

@@ -120,7 +120,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
                int(ranks.size()));
 }
 
-/// Makes a group of the ranks of several groups, which torch has renumbered. They meet over a store of their own.
+/// Makes a group of the ranks of several groups, which torch has renumbered. They connect over a store of their own.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          const int& rank, const int& size) {
@@ -128,7 +128,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_pt
   return child(*current, store, options_of_child(current->context, opts, {}), rank, size);
 }
 
-/// Only the remaining ranks call this. They meet over this group's store, whatever the state of the group.
+/// Only the remaining ranks call this. They connect over this group's store, whatever the state of the group.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int64_t>& excluded, int flags,
                                                           const c10::intrusive_ptr<c10d::Backend::Options>& override) {
   constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT

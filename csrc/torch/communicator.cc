@@ -39,8 +39,9 @@ c10d::ErrorType Communicator::error() {
   }
 }
 
-/// This rank does not know whether the other ranks got a device_id. So the ranks with a device_id meet first, and open
-/// the device only if all ranks have arrived: otherwise they would wait until the others make their first call.
+/// This rank does not know whether the other ranks got a device_id. So ranks with a device_id first wait for all
+/// ranks, and open the device only if all have arrived: otherwise they would wait until the others make their first
+/// call.
 void Communicator::connect(at::Device device) {
   if (device.is_cpu() || !supports(device)) return;
   const int there = c10::impl::VirtualGuardImpl(device.type()).deviceCount();

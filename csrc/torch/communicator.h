@@ -23,11 +23,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Group& group() const { return context.group(); }
   c10d::ErrorType error();
-  /// A step of the ranks that call it: opens the device on all ranks of the group, if all have arrived.
+  /// Called on the ranks with a device_id: opens the device on all ranks of the group, if all have called it.
   void connect(at::Device device);
   /// Whether tensors can be allocated in its pool. A local call.
   bool has_memory_of(c10::DeviceIndex device);
-  /// The group of ranks that meet over this store. torch up to 2.13 calls it once for each device type, with the same
+  /// The group of ranks that share this store. torch up to 2.13 calls it once for each device type, with the same
   /// store and name: all of these requests get one group. A collective call.
   std::shared_ptr<Group> child(const c10::intrusive_ptr<c10d::Store>& store, const NvxOptions& options, int rank,
                                int size) EXCLUDES(mutex_);

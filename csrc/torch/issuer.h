@@ -39,7 +39,7 @@ class Issuer {
 
   /// A collective call: opens the device, as the first collective would.
   void connect(at::Device device);
-  /// abort() aborts the delegate's collectives, from any thread; finalize() after some time to end.
+  /// abort() aborts the delegate's collectives, from any thread; finalize() first gives them time to end.
   void abort() {
     if (delegate_) delegate_->abort();
   }

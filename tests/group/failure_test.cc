@@ -245,7 +245,7 @@ TEST(Failure, LeavingFailsNoPeer) {
     }
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return failed.load(); }));
     Bytes memory(10);
-    if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other rank looks around meanwhile
+    if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other rank checks for failures meanwhile
     const auto request = message(3 - rank, 0, memory.data(), memory.size());
     const Status status = rank == 2 ? send_now(group, request) : receive_now(group, request);
     EXPECT_TRUE(status.ok()) << status.what();
@@ -418,7 +418,7 @@ TEST(SetUp, RankZeroIsNotBlamedWhereItMayWaitForTheOthers) {
     ADD_FAILURE() << "made without ranks 0 and 2";
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("ranks 0, 2 have not joined (where rank 0 serves the store, it first waits there"),
+    EXPECT_NE(text.find("ranks 0, 2 have not joined (if rank 0 serves the store, torch blocks it until"),
               std::string::npos)
         << text;
   }

@@ -24,8 +24,8 @@ std::string describe_difference(const Called& one, const Called& other) {
   std::string text = one.name + " called " + first + ", " + other.name + " called " + second;
   if (a.collective == b.collective && a.root != b.root) return text + ": their roots differ";
   if (first != second) return text;
-  return text + (a.history != b.history ? ", after operations that differed already"
-                                        : ", with different sizes for some ranks");
+  return text +
+         (a.history != b.history ? ", but their earlier operations differed" : ", with different sizes for some ranks");
 }
 
 Diagnosis::Diagnosis(std::string group, int rank, RankNames name, RankNames describe)
@@ -148,8 +148,7 @@ Failure Diagnosis::failed_earlier(Failure first, const std::string& what) const 
 Status Diagnosis::forked(bool has_port) const {
   return {Code::kInvalid,
           "nvx: this process was forked from rank " + std::to_string(rank_) + "; a group does not cross a fork",
-          has_port ? "start ranks with spawn or forkserver: UCX, which connects the hosts, does not work in a forked "
-                     "child"
+          has_port ? "start ranks with spawn or forkserver: connections to other hosts do not survive a fork"
                    : "start ranks with spawn, or call init_process_group in the child"};
 }
 

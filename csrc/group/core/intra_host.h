@@ -19,7 +19,7 @@ class IntraHost final : public LeaseHolder {
   explicit IntraHost(Core& core);
   ~IntraHost() override;
 
-  /// Runs a step of a call, or the call itself on one host, by `local_rank`. `call`: for the fingerprint and errors.
+  /// Runs a step of a call, or the call itself on one host; ranks are local. `call`: for the fingerprint and errors.
   Status run(const Operation& step, const Operation& call, const WaitRules& rules);
 
   /// Adds this call to the history that later steps compare, on all ranks of the host, if it had no step inside.

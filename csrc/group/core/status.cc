@@ -36,8 +36,8 @@ constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, which older he
 /// For a counter with one writer at a time.
 void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.store(counter.load(kRelaxed) + n, kRelaxed); }
 
-/// The elements of all ranks together, as nccl-tests count them; of a chunk and of pieces that only their two ranks
-/// know, what this rank sends or receives.
+/// The size as nccl-tests count it, of all ranks together where they do. Of a chunk, and of pieces that only their two
+/// ranks know: the bytes that this rank sends or receives.
 uint64_t bytes_of(const Operation& o) {
   if (o.count != 0 && (!o.whole || reduces(o.collective))) return o.count * size_of(o.dtype);
   if (o.collective == Collective::kBroadcast) return o.recv.longest();
@@ -57,7 +57,7 @@ void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
   call.root.store(f.root, kRelease);
 }
 
-/// A reader may see a half of it. It believes a wait only if the other waits of a cycle fit to it.
+/// A reader may see half of it, and trusts a wait only if the other waits of a cycle match it.
 void put(StatusSlot::Wait& wait, int rank, pid_t pid, size_t call, uint64_t began, uint64_t ended = 0) {
   wait.pid.store(uint32_t(pid), kRelaxed);
   wait.call.store(uint32_t(call), kRelaxed);
@@ -130,8 +130,8 @@ void GroupStatus::begin(const Operation& o, Clock::time_point now) {
   slot_->begun.store(turn_, std::memory_order_release);
 }
 
-/// Reading the clock would cost a short call 1 %. So of those one in 16 on average is timed, by a hash of its number
-/// that no period of a program follows, and counts 16 times. A trace has the time of each.
+/// Reading the clock would cost a short call 1 %. So about one short call in 16 is timed, and counts as 16. A hash of
+/// its number chooses it, so that a program's period does not bias the sample. A trace has the time of each call.
 void GroupStatus::end() {
   constexpr uint64_t kAllOf = 64, kFewBytes = 64 << 10;
   StatusSlot::Call& call = slot_->calls[turn_ % 2];

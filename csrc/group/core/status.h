@@ -77,7 +77,7 @@ class GroupStatus {
   void leave() { state(StatusSlot::kLeft); }
 
   void issued(uint64_t number) { slot_->issued.store(number, std::memory_order_relaxed); }
-  /// Around a collective, for the holder of the lane. Chunks count as one call. A call not timed ends when it began.
+  /// Around a collective, for the holder of the lane. Chunks count as one call. An untimed call has duration 0.
   void begin(const Operation& operation, Clock::time_point now);
   void end();
   /// For any thread that launches. The totals may lose such a call while another thread carries out a collective of the
@@ -129,7 +129,7 @@ class GroupStatus {
   std::atomic<int> last_{-1};  // the last rank for which it slept long
 };
 
-/// A collective of the lane's holder, from its begin to its end.
+/// Records a collective of the lane's holder from start to end.
 class CallStatus {
  public:
   CallStatus(GroupStatus& status, const Operation& operation, Clock::time_point began) : status_(status) {

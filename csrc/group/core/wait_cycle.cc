@@ -43,7 +43,8 @@ bool stopped(pid_t pid) {
   return end == std::string::npos || stat.size() < end + 3 || stat[end + 2] == 'T' || stat[end + 2] == 't';
 }
 
-/// `seen`: when the slot was read. A wait in progress then may have ended. A wait that was given up is the only one.
+/// `seen`: when the slot was read, which counts as the end of a wait in progress. If a wait was given up, it is the
+/// only one.
 void add_waits(const StatusSlot& slot, uint64_t seen, std::vector<Wait>& found) {
   for (const StatusSlot::Wait* wait : {&slot.given_up, &slot.current, &slot.of_message}) {
     const uint32_t rank = value(wait->rank);

@@ -14,7 +14,7 @@
 
 namespace nvx {
 
-/// Of each rank, to add sums in the switch. A block's slot has 85 KiB of it.
+/// Multicast memory of each rank, for NVLS. With 24 blocks a slot has 85 KiB of it.
 inline constexpr size_t kMulticastBytes = size_t(8) << 20;
 
 /// A rank's part in a channel between GPUs. These ranks may be a subset of their group.

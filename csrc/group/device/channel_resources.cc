@@ -256,11 +256,11 @@ bool ChannelResources::shares_gpu() const {
 void ChannelResources::check_speed(std::chrono::microseconds each) const {
   char took[32];
   std::snprintf(took, sizeof took, "%.3g", double(each.count()) / 1e3);
-  NVX_LOG(kInfo, "group %s: a small operation of kernels takes %s ms", options_.group.c_str(), took);
+  NVX_LOG(kInfo, "group %s: a small operation by nvx's kernels takes %s ms", options_.group.c_str(), took);
   if (options_.slowest.count() == 0 || each <= options_.slowest) return;
   const bool shared = shares_gpu();
   throw Error(Code::kInvalid,
-              std::string("nvx: a small operation of kernels takes ") + took + " ms" +
+              std::string("nvx: a small operation by nvx's kernels takes ") + took + " ms" +
                   (shared ? ": processes that share a GPU without MPS take turns on it" : ""),
               std::string(shared ? "start MPS (nvidia-cuda-mps-control -d), or run one process a GPU"
                                  : "check for other work on the group's GPUs") +

@@ -242,7 +242,7 @@ class DeviceTrial {
     }
   }
 
-  /// Waits until all operations have ended, or one has failed; up to `options_.timeout` from their begin, and for that
+  /// Waits until all operations have ended, or one has failed; up to `options_.timeout` from their start, and for that
   /// up to `to_begin`. Times them.
   void watch(const Deadline& to_begin) {
     constexpr std::chrono::milliseconds kPollSlice{50};
@@ -259,7 +259,7 @@ class DeviceTrial {
     };
     while (!poll_until(over, Deadline::after(kPollSlice))) options_.check_peers();
     if (gaps.size() < stages() / 2) return;
-    gaps.erase(gaps.begin());  // it waited for the last rank to come
+    gaps.erase(gaps.begin());  // it waited for the last rank to arrive
     const auto one = gaps.begin() + std::ptrdiff_t(gaps.size() / (trial_.shares_gpu ? 2 : 4));
     std::nth_element(gaps.begin(), one, gaps.end());
     each_ = std::chrono::duration_cast<std::chrono::microseconds>(*one);

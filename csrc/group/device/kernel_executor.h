@@ -89,7 +89,7 @@ class KernelExecutor {
  private:
   /// A launched operation, for error texts. `kCalls` exceeds the number that a stream holds back.
   struct Call {
-    uint64_t epoch = 0;  ///< the value of `launched_` with it
+    uint64_t epoch = 0;  ///< the value of `launched_` once it is launched
     uint64_t number = 0;
     kernel::Fingerprint fingerprint;
     std::chrono::milliseconds timeout{0};

@@ -55,8 +55,8 @@ class Slices {
 
   size_t count() const { return cut_.chunks * rounds_; }
   size_t bytes() const { return cut_.bytes; }
-  size_t slot_bytes() const { return slot_bytes_; }  ///< bytes of a slot
-  bool carries() const { return carries_; }          ///< whether this rank has runs
+  size_t slot_bytes() const { return slot_bytes_; }
+  bool carries() const { return carries_; }  ///< whether this rank has runs
   bool by_kernels() const { return by_kernels_; }
   /// For slots on a device, one that forwards nothing: no block is read again before `HostProxy::make_visible()`.
   const schedule::Row* row() const {

@@ -55,9 +55,9 @@ class Symmetric {
   /// The channels that the pads have words for.
   uint64_t channels() const { return mine_.pad_bytes / sizeof(uint32_t) / base_.size(); }
 
-  /// Of blocks in host memory. `core`: of the group, which exists. A put waits until the receiver has taken this rank's
-  /// last signal of the channel. Release: all earlier writes of this thread are visible to the thread that takes the
-  /// signal. `timeout`: 0 is the group's. A wait that fails fails the group.
+  /// Of blocks in host memory. `core`: of the group, which is alive. A put waits until the receiver has taken this
+  /// rank's last signal of the channel. Release: all earlier writes of this thread are visible to the thread that takes
+  /// the signal. `timeout`: 0 is the group's. A wait that fails fails the group.
   Status put(Core& core, int to, uint64_t channel, std::chrono::milliseconds timeout);
   Status wait(Core& core, int from, uint64_t channel, std::chrono::milliseconds timeout);
   Status barrier(Core& core, uint64_t channel, std::chrono::milliseconds timeout);

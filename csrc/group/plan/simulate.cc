@@ -325,7 +325,7 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   const int places = alike ? each.run.host_ranks : each.run.layout.size;
   uint64_t steps = 1;
   for (int place = 0; place < places; ++place) steps += plan.row->steps(each.run.layout, place);
-  // Slices run in turns of kSlicesInFlight + 1, so whole turns are simulated and half of them.
+  // Slices run in turns of kSlicesInFlight + 1, so the simulated slices, and half of them, are whole turns.
   constexpr size_t kTurns = 2 * (kSlicesInFlight + 1);
   const size_t simulated = std::min(slices, std::max<size_t>(kMessages / steps / kTurns, 1) * kTurns);
   if (steps * simulated > kMost) return {};

@@ -14,9 +14,9 @@ namespace {
 constexpr std::chrono::milliseconds kNoteGrace{500};
 constexpr int64_t kMostHosts = 128;  // that the first one connects to: each takes two sockets of it
 
-/// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to the name
-/// that was given to this host. Otherwise the first rank to come finds them only when they come, and no rank notices if
-/// it has ended by then.
+/// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to a
+/// name of this host (`NVX_HOST_ID`). Otherwise the first rank to arrive connects only once a second host has arrived,
+/// and its death before that goes unnoticed.
 bool has_other_hosts(const GroupOptions& options) {
   const char* const here = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = here ? std::atoi(here) : 0;
@@ -151,7 +151,7 @@ bool InterHostSetUp::connect_to(int64_t host) {
 }
 
 /// The other side drops packets from here, and warns, until it has read this rank's address too. The first host to
-/// arrive checks often for others, so these ping it soon, and it pings late those from which nothing has arrived.
+/// arrive reads new addresses often, so others ping it soon. It delays pings to hosts from which nothing has arrived.
 void InterHostSetUp::connect(const Hello& hello, std::span<const std::byte> address) {
   const auto soon = 2 * pause(), later = std::max<Clock::duration>(std::chrono::seconds(1), 4 * soon);
   MutexLock lock(messenger_->mutex());

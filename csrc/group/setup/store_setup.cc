@@ -265,7 +265,7 @@ void StoreSetUp::check_for_cause(Code code) {
     if (const auto reason = host_.reason()) throw_note(*reason);
     check_host_ ? check_host_() : host_.check();
     inter_host_.check(0, /*at_once=*/true);
-    check_for_deaths(options_, inter_host_.knows(0) ? kNoRank : 0);  // rank 0, as a rule, served the store
+    check_for_deaths(options_, inter_host_.knows(0) ? kNoRank : 0);  // rank 0 usually served the store
   }
 }
 
@@ -288,7 +288,7 @@ std::string StoreSetUp::missing(int writer) {
   if (ranks.size() == 1) return "rank " + named + " has not joined" + other;
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not joined" +
-         (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "") + other;
+         (server_too ? " (if rank 0 serves the store, torch blocks it until all ranks have connected)" : "") + other;
 }
 
 /// "rank 3 (pid 4711, host a01, stopped by a signal (state T))", for a rank that an earlier group knows, or

@@ -253,7 +253,7 @@ struct PoolView {
 constexpr size_t control_bytes(uint32_t ranks) { return sizeof(Control) + ranks * sizeof(PoolView); }
 inline PoolView* pool_views(Control* control) { return reinterpret_cast<PoolView*>(control + 1); }
 
-/// Division by a number that a launch has, without a division: by the product with its reciprocal. Exact for
+/// Division by a number that is fixed for a launch, without a division: by the product with its reciprocal. Exact for
 /// dividends below 2^54 and divisors up to 2^10.
 class Divisor {
  public:

@@ -8,7 +8,7 @@
 namespace nvx::kernel {
 namespace {
 
-/// With the instructions for all parts. Architectures before sm_90 have none; their devices report no multicast.
+/// Adds the `multimem` instructions. Architectures before sm_90 have none; their devices report no multicast.
 class MulticastMachine : public CudaMachine {
  public:
   using CudaMachine::CudaMachine;
@@ -46,7 +46,7 @@ class MulticastMachine : public CudaMachine {
                    "f"(half(2)), "f"(half(3))
                    : "memory");
   }
-  /// Between accesses of a part at its own address and at that of all parts.
+  /// Orders accesses to a part through its own address and through that of all parts.
   __device__ void fence_parts() const { asm volatile("fence.proxy.alias;" ::: "memory"); }
 };
 

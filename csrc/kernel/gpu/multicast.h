@@ -49,13 +49,12 @@ NVX_HD void move_bytes(const Exec& ex, const Copy& c) {
   copy_unaligned<void>(ex, c);
 }
 
-/// For each slot's length of a block's share: stage this rank's input; sum this rank's slice of all inputs into the
-/// sums of all; store the sums. The three stages run one slot behind each other in rounds that wait for all peers' last
-/// round, as in reduce_chunks(). So what a round writes, peers have read: an input was summed in the round before the
-/// one that replaces it, and so were sums stored.
+/// A block's share goes in pieces of one slot: stage this rank's input; add this rank's slice of all inputs, and store
+/// the sums to all parts; copy the sums to the output. The three stages run one slot behind each other, in rounds that
+/// wait for all peers' last round, as in reduce_chunks(). So peers have read a slot before a round writes it again.
 ///
-/// Parts are written at one address and read at another one, so each lane fences its accesses at both before flags are
-/// published and after they were awaited.
+/// Each part has two addresses, its own and that of all parts. So each lane fences (proxy alias) before flags
+/// are published and after they were awaited.
 template <class T, class Exec, class Channel>
 NVX_HD bool reduce_multicast(Exec& ex, Channel& ch, const Job& job, const MulticastView& view) {
   const size_t slot = view.slot(ch.shape().blocks);

@@ -69,7 +69,8 @@ NVX_NOINLINE inline void store_unaligned(std::byte* to, Pack pack, size_t bytes)
   store_units<uint8_t>(to, pack, bytes);
 }
 
-/// The pack at `from`, in a piece that ends after `bytes`. Unit: of its address and length; void if a call may decide.
+/// The pack at `from`, in a piece that ends after `bytes`. Unit: a type whose size
+/// divides address and length; void: a call finds one.
 template <class Unit>
 NVX_HD Pack load_pack(const std::byte* from, size_t bytes) {
   if (is_aligned(from) && bytes >= sizeof(Pack)) return *reinterpret_cast<const Pack*>(from);

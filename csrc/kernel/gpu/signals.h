@@ -24,7 +24,7 @@ struct SignalJob {
 
 /// Release by its puts, acquire by its waits, at system scope: a barrier orders the writes of all ranks' streams before
 /// it and their reads behind it. Only the sender sets a word to 1, and only the receiver to 0, so loads and stores
-/// suffice: over PCIe, an atomic exchange in a peer's memory is a read and a write apart. False on a lane that gave up.
+/// suffice: over PCIe, an atomic exchange would be a separate read and write. False on a lane that gave up.
 template <class Machine>
 NVX_HD bool run_signals(const Machine& machine, const DeviceChannel& channel, const SignalJob& job) {
   auto* const state = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());

@@ -15,7 +15,7 @@
 namespace nvx {
 
 /// Memory of one device that this process allocates to users and that other processes of the host can map. It grows on
-/// check_driver. None of it returns to the driver, so that mappings of peers stay valid.
+/// demand. None of it returns to the driver, so that mappings of peers stay valid.
 class DevicePool {
  public:
   struct Options {

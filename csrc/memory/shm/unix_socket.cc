@@ -84,7 +84,7 @@ std::string random_characters() {
   return text;
 }
 
-/// Whether the last call failed for want of a resource of this process or host, which is no fault of the peer.
+/// Whether the last call failed because this process or host lacks a resource, which is no fault of the peer.
 bool ran_out() { return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS; }
 
 }  // namespace

@@ -266,7 +266,7 @@ void UcxListeners::warn_once() {
   NVX_LOG(kWarn,
           "packets to the TCP port of this process were dropped: a host whose address no rank of the job has published "
           "tried to connect, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is "
-          "behind address translation, set NVX_ALLOW_FROM here to the address that arrives");
+          "behind address translation, set NVX_ALLOW_FROM here to its translated address");
 }
 
 }  // namespace nvx::net

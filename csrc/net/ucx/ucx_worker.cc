@@ -169,7 +169,7 @@ Error no_transport(const std::string& library) {
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
   return {Code::kSystem,
-          "nvx: " + library + ", finds no transport to other hosts" + restrictions() + "; this host has " +
+          "nvx: no transport to other hosts" + restrictions() + " in " + library + "; this host has " +
               (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
               (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
           "unset the variables that exclude them, or name an interface that is up"};

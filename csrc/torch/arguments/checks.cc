@@ -40,9 +40,8 @@ std::string why_no_memory(const at::Tensor& tensor) {
   const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                          size_t(tensor.storage_offset()));
   if (there < needed)
-    return c10::str(
-        "a tensor of ", needed, " bytes has a storage of ", there,
-        " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
+    return c10::str("a tensor of ", needed, " bytes has a storage of ", there,
+                    " bytes: the storage was freed or shrunk; resize it first (untyped_storage().resize_)");
   return storage.data() ? "" : kNone;
 }
 

@@ -19,7 +19,7 @@ namespace nvx {
 /// The core's options for a group with torch's options.
 GroupOptions group_options(int rank, int size, const NvxOptions& options);
 
-/// A collective call. Raises if the ranks do not meet. aborted: polled until they have met; true ends the wait.
+/// A collective call. Raises if the set-up fails. aborted: polled during the set-up; true ends it.
 /// processes: see GroupOptions.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> aborted = {},

@@ -45,7 +45,7 @@ struct TensorOperation {
   Operation operation;
   at::Device device = at::kCPU;  ///< of all its tensors
   RouteFacts facts;              ///< determine the route
-  /// They have aliases of the program's tensors, which it may change (`set_`, `.data`, `t_`) before they are used.
+  /// Aliases of the program's tensors, so that `set_`, `.data` and `t_` on the originals do not affect the operation.
   Loads copies_in;                        ///< stand-ins that are filled from their tensors before the operation begins
   Loads copies_out;                       ///< stand-ins that are copied to their tensors when the operation has ended
   Tensors stand_ins;                      ///< of inputs
@@ -137,7 +137,7 @@ class NvxWork : public c10d::Work {
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Runs the hooks, as the results have arrived. Called by CompletionPoller, which keeps the work until then.
   void report_arrival();
-  /// From begin to end, by the device's clock if that was requested and supported, otherwise by the host's.
+  /// From start to end, by the device's clock if that was requested and supported, otherwise by the host's.
   std::chrono::duration<float, std::milli> duration() const;
 
  protected:

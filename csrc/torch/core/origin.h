@@ -16,8 +16,8 @@ class Origin {
     if (!elsewhere()) return;
     throw_argument_error(
         "nvx: this process was forked from rank " + std::to_string(rank) +
-        "; a group does not cross a fork. Start ranks with spawn, or, where none has exchanged messages with other "
-        "hosts, init_process_group in the child");
+        "; a group does not cross a fork. Next: start ranks with spawn, or, if the parent has no connections to other "
+        "hosts, call init_process_group in the child");
   }
 
  private:

@@ -42,7 +42,7 @@ auto call_store(Call call) {
           "process " + std::to_string(getpid()) + " cannot use the store, through which the ranks connect", lack);
     }
     throw Error(Code::kSystem, "nvx: the store, through which the ranks connect, has failed: " + what,
-                "is the process that serves it, as a rule rank 0, still there? See its log");
+                "check that the process that serves it, usually rank 0, still runs; see its log");
   } catch (const std::runtime_error& error) {
     const std::string what = error.what();
     if (what.find("pure virtual function") == std::string::npos) throw;
@@ -155,7 +155,7 @@ class TorchStore final : public Store {
       if (hurries_ == 0) check_whether_to_wait();
       if (Clock::now() - limit.start < kNoticeable || std::exchange(noticed_, true)) continue;
       NVX_LOG(kWarn,
-              "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0, and "
+              "the store at %s has not answered for 2 s. Next: check the process that serves it, usually rank 0, and "
               "whether another thread of this process is waiting for a key in it",
               host().c_str());
     }
@@ -171,7 +171,7 @@ class TorchStore final : public Store {
     const std::string waited = span > 0 ? " for " + nvx::seconds(span) : "";
     throw Error(Code::kTimeout,
                 "nvx: the store at " + host() + ", through which the ranks connect, has not answered" + waited,
-                "is the process that serves it, as a rule rank 0, stopped, or its host down? See its log");
+                "check whether the process that serves it, usually rank 0, is stopped, or its host down; see its log");
   }
 
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};

@@ -46,14 +46,14 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   ~Delegate();
 
   /// Whether the delegate runs this collective on this thread's current stream. Type and operator must be set. May be a
-  /// collective call: the first call for a collective that NVX_DELEGATE names connects them. bytes: of the whole
+  /// collective call: the first call for a collective that NVX_DELEGATE names connects the ranks. bytes: of the whole
   /// collective.
   bool agree_to_serve(const TensorOperation& collective, size_t bytes);
 
   /// The same for a message. Raises for a tensor of another device than before.
   bool agree_to_serve(at::Device device, size_t bytes);
 
-  /// A collective call: connects them now, as the first delegated collective would.
+  /// A collective call: connects the ranks now, as the first delegated collective would.
   void connect(at::Device device) {
     (void)connected_.agree(device, [&] { return set_up(device); });
   }

@@ -19,7 +19,7 @@ class HostProxyPath {
       : context_(context), kernels_(std::move(kernels)) {}
 
   /// Whether this operation is proxied: kernels and host memory. Its collective, type and count must be set. May be a
-  /// collective call: the first call for an operation that may be proxied opens the device on all of them.
+  /// collective call: the first call for an operation that may be proxied opens the device on all ranks.
   bool agree_to_serve(const Operation& operation, at::Device device);
   /// The same for all operations that may be proxied. The first call is a collective call.
   bool agree_to_serve(at::Device device);

@@ -45,7 +45,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   ~KernelPath();
 
   /// Whether kernels serve tensors of this device. May be a collective call: the first call opens the device on all
-  /// of them. Raises if another device of this rank is served.
+  /// ranks. Raises if another device of this rank is served.
   bool agree_to_serve(at::Device device);
 
   /// The same for the device with this index, as far as this rank can decide without the others.
@@ -102,7 +102,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// Fails the group, whose device threw `error` in a launch: part of the launch may have begun.
   Status lose(std::span<const TensorOperation> collectives, const StagingCopies& staging, const std::exception* error);
   static void report(const Works& begun);
-  /// A collective call: opens the device on all of them, or on none.
+  /// A collective call: opens the device on all ranks, or on none.
   bool open(at::Device device);
 
   const std::shared_ptr<Group> group_;

@@ -59,8 +59,8 @@ uint64_t capture_of(const c10::Stream& stream) {
 void refuse_capture(at::Device device) {
   if (capture_of(current_stream(device)) == 0) return;
   throw_argument_error(
-      "nvx: this stream is being captured into a graph, and this operation goes through host memory, which a graph "
-      "cannot: only collectives that nvx's kernels carry out can be captured. Next: call it outside of the capture, or "
+      "nvx: this stream is being captured into a graph, and this operation goes through host memory, which cannot be "
+      "captured: only collectives that nvx's kernels carry out can. Next: call it outside of the capture, or "
       "use nccl for captured collectives (\"cpu:nvx,cuda:nccl\")");
 }
 

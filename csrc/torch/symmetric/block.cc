@@ -71,7 +71,7 @@ void Block::take_host_memory(size_t bytes) {
   std::memset(data_ + place_.pad, 0, place_.pad_bytes);
 }
 
-/// Waits for the zeroes: a peer may signal as soon as it has all this rank.
+/// Waits for the zeroes: a peer may signal as soon as its rendezvous has ended.
 void Block::take_device_memory(size_t bytes) {
   const c10::OptionalDeviceGuard on(device_);
   DevicePool& pool = DeviceRegistry::here().pool(device_.index());
@@ -144,7 +144,7 @@ std::shared_ptr<const Rendezvous> Block::rendezvous(const c10::intrusive_ptr<c10
   return rendezvous_.emplace(id, rendezvous).first->second;
 }
 
-/// A refusal is the same on all ranks and leaves the group usable. After other failures a peer may have all this rank.
+/// A refusal is the same on all ranks and leaves the group usable. After other failures a peer may use the block.
 std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                          const std::shared_ptr<Communicator>& communicator,
                                                          Group& group) {

@@ -28,7 +28,7 @@ struct Rendezvous {
 
 /// A block of memory for `torch.distributed._symmetric_memory`: the data of one tensor, and behind it its signal pad.
 /// Host memory is of the process's `TensorMemory`, a GPU's of its pool. It returns there when this rank and all ranks
-/// that it has all have dropped their tensors and handles. The drop waits for a GPU.
+/// of its rendezvous have dropped their tensors and handles, or have ended. The drop of GPU memory waits for the GPU.
 class Block {
  public:
   /// Zeroes the pad. `group`: the default of rendezvous. Throws Error.

@@ -139,7 +139,7 @@ TEST(DeviceTrial, KernelsThatAreSometimesSlowAreUsedUnlessProcessesMayTakeTurns)
       } catch (const Error& error) {
         text = error.what();
       }
-      EXPECT_EQ(contains(text, "a small operation of kernels takes"), shared) << text;
+      EXPECT_EQ(contains(text, "a small operation by nvx's kernels takes"), shared) << text;
     });
   }
 }
