@@ -346,7 +346,7 @@ def check_between_hosts():
         return Finding(name, "WARN", log, f"see docs/hosts.md for the requirements of {way}")
     found = re.search(r"between hosts: (.*)", log)
     used, ports = found.group(1) if found else way, ", ".join(nvx._load().network()["rdma_ports"])
-    text = f"{used}; {judge_rdma(used, ports)}; the same exact between two hosts, made by NVX_HOST_ID"
+    text = f"{used}; {judge_rdma(used, ports)}; the same collectives exact between two hosts, made by NVX_HOST_ID"
     advice = "install a UCX with RDMA, or name one in NVX_LIBUCP (docs/install.md, UCX)"
     unused = way == "UCX" and "although this host has RDMA" in text
     return judge_results(name, verdicts) or (Finding(name, "WARN", text, advice) if unused else okay(name, text))

@@ -93,7 +93,7 @@ def test_doctor_passes_here_and_reports_it_in_json():
     ucx = nvx_module._load().build_info()["ucx"]
     assert states["between hosts"] == ("OKAY" if ucx else "WARN")
     texts = {finding["name"]: finding["text"] for finding in report["findings"]}
-    how = r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same exact between two hosts"
+    how = r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same collectives exact between two hosts"
     assert not ucx or re.match(how, texts["between hosts"])
 
 

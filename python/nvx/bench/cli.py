@@ -1,4 +1,4 @@
-"""The command line of `nvx bench`, with nccl-tests' letters, except for those that `-h` names."""
+"""The command line of `nvx bench`, with nccl-tests' flags, except for those that `-h` names."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 _EPILOG = """another benchmark, which has its own -h:
   train      step time of DDP and FSDP2 on a communication-bound MLP
 
-nccl-tests' letters, except -n (its iterations are --iters) and those that it refuses, such as -t and -g.
+nccl-tests' flags work, except -n (its iterations are --iters) and some that are refused, such as -t and -g.
 examples:
   nvx bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo
   nvx bench --all -n 4 --vs gloo,null -J results.json
   torchrun --nproc-per-node 2 -m nvx.bench all_gather -b 1M -e 64M -f 4
 """
 
-_OF_A_RANK = "a rank is a process here: -n is how many to start"
-# nccl-tests' letters that have no meaning here, and the reasons.
+_OF_A_RANK = "each rank is a process, and -n sets their number"
+# nccl-tests' flags that have no meaning here, and the reasons.
 _NOT_HERE = {
     "-t --nthreads": _OF_A_RANK,
     "-g --ngpus": _OF_A_RANK,
@@ -41,7 +41,7 @@ _NOT_HERE = {
 
 class _NotHere(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        parser.error(f"nccl-tests' {option_string} is not here: {self.const}")
+        parser.error(f"nccl-tests' {option_string} is not supported: {self.const}")
 
 
 def _names(text: str) -> list[str]:

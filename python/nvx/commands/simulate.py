@@ -25,7 +25,7 @@ time: of one call, without torch's own part.
 between: bytes that the busiest host sends or receives, and the part of the time in which its network card does.
 inside: bytes that a rank reads and writes inside its host and, on another thread, for reductions; and the part of the
 time that both take together: over 100 % where both threads work at once.
-bottleneck: the larger of the two; latency, if it leaves more of the time than it takes."""
+bottleneck: the larger of the two, or latency if neither takes half of the time."""
 
 
 def quantity(units, such):

@@ -48,7 +48,7 @@ class Rank:
                 parts = status.unpacked(layout, status.copied(page, layout, place))
                 if parts["group"][0]["size"]:
                     self.groups[slot] = {**parts["group"][0], **parts["texts"][0], "calls": parts["calls"]}
-            self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, as a rule
+            self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, usually
             records = [*self.form.iter_unpack(os.pread(page, self.count * self.form.size, self.at))]
             if len(records) != self.count:
                 raise ValueError("cut off")
