@@ -44,8 +44,7 @@ class Bench {
     return kernel::can_do(algorithm, job_of(algorithm, bytes, 0), world_.shape(), nullptr);
   }
 
-  /// The times from the begin of the last rank's kernel, this long behind the others', to the end of rank 0's: in
-  /// order.
+  /// The sorted times from the start of the last rank's kernel, this long after the others', to the end of rank 0's.
   std::vector<double> late_us(DeviceAlgorithm algorithm, size_t bytes, std::chrono::microseconds late) {
     const uint32_t last = shape().ranks - 1;
     std::vector<double> us;

@@ -1,4 +1,4 @@
-// Groups end to end: ranks, as threads and as processes, meet through a store and run every collective with the
+// Groups end to end: ranks, as threads and as processes, connect through a store and run every collective with the
 // algorithm that the plan chooses.
 
 #include "group/group.h"

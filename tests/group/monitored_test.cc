@@ -1,4 +1,4 @@
-// The monitored barrier after a rank has missed one: ranks that try again meet, and it works as before.
+// The monitored barrier after a rank has missed one: ranks that try again complete it, and it works as before.
 
 #include <gtest/gtest.h>
 

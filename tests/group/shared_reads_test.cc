@@ -53,7 +53,7 @@ TEST(SharedReads, AreOneAHost) {
   }
 }
 
-/// The leader of the second host reads for longer than the slice after which rank 3 looks around.
+/// The leader of the second host reads for longer than the slice after which rank 3 checks its peers.
 TEST(SharedReads, AreOneAHostAlsoIfTheyTakeLong) {
   Hosts hosts({0, 0, 1, 1});
   CountingStore store(milliseconds(200));

@@ -29,7 +29,7 @@ ESTABLISHED, LISTENS = "01", "0A"
 INFO = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # the first message of a rank at a Unix socket
 TOKEN = 14  # bytes before every packet there
 MOST_KEPT = 200
-SPEAKING = 20  # of those
+SPEAKING = 20  # of those, clients that send
 FEW = 20  # connections of which the rank's end is looked for
 BURST = 8  # connections to a port between two looks at the clock
 LOOK = 0.5  # seconds between two looks at the ports: the kernel's table of thousands of connections is long
@@ -68,7 +68,7 @@ def listening_ports(pid: str) -> set[int]:
 
 
 def attacks(chance: random.Random, memory: Path):
-    """Without an address in the rank's memory, a PUT goes to one that it has not."""
+    """While the tensor's address is unknown, a PUT goes to an address that the rank does not have."""
     while True:
         with contextlib.suppress(OSError, ValueError):
             yield overwriting(memory)

@@ -90,7 +90,7 @@ class Path:
         for loc in sorted(names | set(init)):
             self.inits[loc] = self.add(Event(-1, "W", "init", loc=loc, value=init.get(loc, 0)), 0)
         self.own = [0] * len(threads)  # the events of a thread so far
-        self.gates = [0] * len(threads)  # the reads on which its going on depends
+        self.gates = [0] * len(threads)  # the reads that decide whether it goes on
         self.at = [0] * len(threads)
         self.ended = [False] * len(threads)
         self.complete = self.walk()

@@ -13,7 +13,7 @@
 #include "support/schedule_runs.h"
 #include "support/scripted_link.h"
 
-/// One rank of a group over a scripted link, beside peers that the test plays.
+/// One rank of a group over a scripted link, beside peers that the test simulates.
 namespace nvx::test {
 
 using net::First;

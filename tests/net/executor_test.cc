@@ -21,30 +21,30 @@ using net::Progress;
 using schedule::Collective;
 using schedule::Row;
 
-/// The conditions of a network that keeps its contract.
-struct Weather {
+/// A network that keeps its contract.
+struct NetworkConditions {
   const char* name;
   net::LoopbackNet::Options options;
 };
 
-Weather weather(const char* name, size_t segment, size_t place_above, int delay, double reorder) {
-  Weather w{name, {}};
-  w.options.seed = 11;
-  w.options.segment_bytes = segment;
-  w.options.place_above = place_above;
-  w.options.faults.most_delay = delay;
-  w.options.faults.reorder = reorder;
-  return w;
+NetworkConditions conditions(const char* name, size_t segment, size_t place_above, int delay, double reorder) {
+  NetworkConditions c{name, {}};
+  c.options.seed = 11;
+  c.options.segment_bytes = segment;
+  c.options.place_above = place_above;
+  c.options.faults.most_delay = delay;
+  c.options.faults.reorder = reorder;
+  return c;
 }
 
-const Weather kWeathers[] = {
-    weather("calm", 64 << 10, 64 << 10, 0, 0),
-    weather("in_pieces", 32, 1 << 20, 0, 0),
-    weather("fetched", 48, 0, 0, 0),
-    weather("disorderly", 32, 1 << 20, 6, 0.4),
-    weather("disorderly_and_fetched", 32, 20, 6, 0.4),
+const NetworkConditions kConditions[] = {
+    conditions("in_order", 64 << 10, 64 << 10, 0, 0),
+    conditions("small_segments", 32, 1 << 20, 0, 0),
+    conditions("fetched", 48, 0, 0, 0),
+    conditions("reordered", 32, 1 << 20, 6, 0.4),
+    conditions("reordered_and_fetched", 32, 20, 6, 0.4),
 };
-void PrintTo(const Weather& w, std::ostream* out) { *out << w.name; }
+void PrintTo(const NetworkConditions& c, std::ostream* out) { *out << c.name; }
 
 /// Advances a run on all ranks in turn on this thread, until it ends. Returns what went wrong, or an empty text.
 class RoundRobin {
@@ -104,9 +104,9 @@ class RoundRobin {
   uint32_t op_ = uint32_t(-5);                     // the numbers wrap
 };
 
-class Schedules : public testing::TestWithParam<Weather> {};
-INSTANTIATE_TEST_SUITE_P(Weather, Schedules, testing::ValuesIn(kWeathers),
-                         [](const auto& weather) { return weather.param.name; });
+class Schedules : public testing::TestWithParam<NetworkConditions> {};
+INSTANTIATE_TEST_SUITE_P(Conditions, Schedules, testing::ValuesIn(kConditions),
+                         [](const auto& conditions) { return conditions.param.name; });
 
 TEST_P(Schedules, GiveTheExpectedResults) {
   for (int ranks = 1; ranks <= int(as_fast(8, 6)); ++ranks) {
@@ -201,7 +201,7 @@ TEST(ScheduleRuns, RefuseAMessageForADeviceThatTheHostWouldHaveToCopy) {
 /// Several runs of one operation, and runs of several groups: each drives the others while it waits.
 TEST(ScheduleRuns, GoOnBesideEachOther) {
   constexpr int kRanks = 4, kGroups = 3, kOps = 6;
-  net::LoopbackNet::Options options = kWeathers[3].options;
+  net::LoopbackNet::Options options = kConditions[3].options;
   Messengers wires(kRanks, options);
   std::vector<std::vector<std::unique_ptr<net::GroupPort>>> ports;
   for (int g = 0; g < kGroups; ++g) ports.push_back(wires.ports(uint64_t(100 + g)));

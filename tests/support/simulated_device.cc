@@ -196,8 +196,8 @@ class HostMachine {
 
 using RunLane = std::function<bool(const HostMachine& machine, kernel::Peer* shared)>;
 
-/// The threads beside a thread that specs kernels: new ones for each kernel would take longer than most kernels. They
-/// are synchronised with that thread alone, as new ones would be.
+/// The threads beside a thread that simulates kernels: new ones for each kernel would take longer than most kernels.
+/// They are synchronised with that thread alone, as new ones would be.
 class LaneThreads {
  public:
   LaneThreads() = default;

@@ -31,7 +31,7 @@ struct InjectedFault {
   std::function<void(uint32_t)> holds = nullptr;  ///< a lane calls it before it reports the result of its n-th await
 };
 
-/// The rules of the kernel that a thread specs. They are variables, so all rules share one compilation of the kernels.
+/// The rules of the kernel that a thread simulates. As variables, all rules share one compilation of the kernels.
 struct LaneRules {
   static inline thread_local uint32_t kSlots, kStampMask, kRestampEvery;
   static inline thread_local bool kCredits, kMeets, kAnnouncedFirst, kReachIsAnnounced, kReachEnds, kReadersFirst,

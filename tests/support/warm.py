@@ -6,8 +6,8 @@ most of what tests want of a process.
 
 are subprocess.Popen() and subprocess.run() with sys.executable in front. Each process is forked from one that has
 imported torch and whatever that brings, but nothing of nvx's own library: code, arguments, environment, directory,
-output and the way in which it ends are its own, and it is a child of who has started it. There is one to fork from for
-each environment that differs in what is read before that import.
+output and the way in which it ends are its own, and it is a child of the process that started it. There is one to fork
+from for each environment that differs in what is read before that import.
 """
 
 import atexit
@@ -69,7 +69,7 @@ def run(arguments, *, timeout=None, check=False, capture_output=False, **how):
 
 
 class Source:
-    """The process that the others are forked from, seen from who has started it."""
+    """The process that the others are forked from, as the process that started it sees it."""
 
     _known = {}
 

@@ -69,7 +69,7 @@ def test_a_rank_whose_probe_fails_counts_as_without_nccl(rank, world):
 
 @on_nccl_gpus(2, op_timeout=100)
 def test_no_rank_delegates_if_one_cannot_make_the_backend(rank, world):
-    """The other rank waits for it in the connect, which is aborted."""
+    """The other rank waits for it while it connects, which is aborted."""
     import nvx.delegate
 
     before = nvx.delegate.make

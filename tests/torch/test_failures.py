@@ -339,7 +339,7 @@ def death_of_a_rank_of_an_unnamed_group(rank, world, folder):
     dist.all_reduce(ones())
     if rank == ODD:
         die("SIGKILL", folder)
-    time.sleep(0.5 if rank == 0 else 0)  # meanwhile rank 2 looks whether rank 0 has ended
+    time.sleep(0.5 if rank == 0 else 0)  # meanwhile rank 2 checks whether rank 0 has ended
     group = dist.new_group([0, 2], use_local_synchronization=True)
     total = ones()
     dist.all_reduce(total, group=group)

@@ -145,7 +145,7 @@ def test_tensors_of_the_pool_are_read_in_place(rank, world):
 
 @on_simulated_gpus(3)
 def test_slots_are_free_once_they_are_read(rank, world):
-    """Those of a few pairs would be all the slots that there are. Without slots the data go through host memory."""
+    """A few pairs take all slots that there are. Without slots the data goes through host memory."""
     open_devices()
     count = COUNTS[-1]
     tensor = on_gpu(rank, count)
@@ -226,7 +226,7 @@ def test_a_message_arrives_after_its_sender_has_left(rank, world):
     with copies_held():
         work = dist.irecv(output, 0)
         store.wait(["left"])
-        time.sleep(0.5)  # several looks at the peer
+        time.sleep(0.5)  # several checks of the peer
         assert not work.is_completed()
     work.wait()
     assert_all(output, 3)

@@ -217,8 +217,8 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
   }
 }
 
-/// Kernels read the host's abort word where they wait. A block that begins sees that the rank has failed, which nobody
-/// waits for: the device may hang.
+/// Kernels read the host's abort word where they wait. A block that begins sees that the rank has failed. The
+/// host does not wait for that: the device may hang.
 TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
   DeviceWorld world({.ranks = 1});
   with_executors(world, [&](DeviceRank& one) {

@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Ranks meet through a store and one of them fails: each must report that rank's reason.
+/// Ranks connect through a store and one of them fails: each must report that rank's reason.
 void all_report(const std::string& reason, const DeviceWorld::Shape& shape,
                 const std::function<void(DeviceWorld&)>& hinder) {
   DeviceWorld world(shape);

@@ -64,7 +64,7 @@ TEST(GpuLink, AllRanksPlanForTheirLink) {
   expect_link(GpuLink::kNvlink, {of(with_lanes(18))});
   expect_link(GpuLink::kPcie, {of(with_lanes(0))});
   expect_link(GpuLink::kOneGpu, {[]() -> std::vector<GpuFacts> {
-                ADD_FAILURE() << "NVML has nothing to say of one GPU";
+                ADD_FAILURE() << "one GPU needs no query of NVML";
                 return {};
               }},
               {.gpus = 1});

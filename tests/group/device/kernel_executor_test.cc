@@ -292,7 +292,7 @@ TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
       };
       const std::vector<uint64_t> before = arrivals();
       ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
-      // A block that an abort stops at its begin writes nothing at all; one that has sent its arrival shares its
+      // A block that an abort stops at its start writes nothing at all; one that has sent its arrival shares its
       // tensors.
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return arrivals() != before; }));
       if (is_dead) one.executor->note_dead(1);

@@ -77,7 +77,7 @@ TEST(LaunchBatch, MovesAreAsManyAsTheyList) {
   };
   EXPECT_TRUE(moves(0, 1000));
   EXPECT_EQ(batch.pieces().size(), 10u);
-  EXPECT_FALSE(moves(1080, 2000)) << "reads the last that the first ones bring";
+  EXPECT_FALSE(moves(1080, 2000)) << "reads the last piece that the first copies write";
   EXPECT_TRUE(moves(1010, 2000)) << "between them";
   EXPECT_FALSE(add(batch, job(2040, 3000, 1)));
   EXPECT_TRUE(add(batch, job(2030, 3000, 10)));

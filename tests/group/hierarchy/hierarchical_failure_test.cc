@@ -254,8 +254,8 @@ TEST_P(InterHostSizes, ATimeoutNamesTheMissingAndItsHost) {
   });
 }
 
-/// The rank that times out first waits for a rank that itself waits, and whose time is not up. That rank reports for
-/// whom it waits.
+/// The rank that times out first waits for a rank that itself waits, and whose time is not up. That rank reports
+/// which rank it waits for.
 TEST(HierarchicalFailure, ATimeoutDoesNotNameARankThatWaitsItself) {
   Hosts hosts({0, 1, 1});
   std::atomic<int> waiting{2};
@@ -264,7 +264,7 @@ TEST(HierarchicalFailure, ATimeoutDoesNotNameARankThatWaitsItself) {
       EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return waiting == 0; }));
       return;
     }
-    // This leaves enough time for a question of rank 0 and its answer.
+    // This leaves enough time for a ping of rank 0 and its answer.
     group.set_timeout(rank == 0 ? milliseconds(4000) : milliseconds(60'000));
     const Status status = run(group, spec_of(Collective::kAllReduce, 10, 3));
     --waiting;

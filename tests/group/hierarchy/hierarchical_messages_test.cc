@@ -368,7 +368,7 @@ TEST(HierarchicalSums, CrossBetweenHostsOnce) {
       if (rank != 0) return;
       const uint64_t crossed = hosts.net().counts().bytes - before;
       EXPECT_GE(crossed, times * bytes);
-      EXPECT_LE(crossed, times * bytes + 1000) << "headers, and what two barriers say";
+      EXPECT_LE(crossed, times * bytes + 1000) << "headers, and the messages of two barriers";
     });
   }
 }

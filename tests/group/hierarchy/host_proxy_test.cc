@@ -70,7 +70,7 @@ class SimulatedHostProxy final : public HostProxy {
   }
   void signal(Stamp what) override {
     EXPECT_LT(std::atomic_ref<Stamp>(said_).exchange(what), what);
-    EXPECT_LE(what, may_copy_back(ended_)) << "it has not come";
+    EXPECT_LE(what, may_copy_back(ended_)) << "the slice has not arrived";
     EXPECT_TRUE(what == kAllArrived || shown_ == what - kAllArrived) << "kernels do not see it yet";
   }
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {

@@ -223,7 +223,7 @@ TEST(Mailbox, ACallbackMayWaitForMessages) {
   }
   group.abort("so that all end at once");
   for (const Request& request : requests) EXPECT_FALSE(group.mailbox().wait(*request).ok());
-  EXPECT_EQ(ended, 4) << "who waits returns when the callback has";
+  EXPECT_EQ(ended, 4) << "a waiter returns when the callback has";
 }
 
 TEST(Mailbox, ACallbackThatThrowsHarmsNoMessage) {

@@ -251,7 +251,7 @@ TEST(WindowFailure, AKilledPeerIsNamed) {
   EXPECT_EQ(endings[1].signal, SIGKILL);
 }
 
-/// Writes of a rank that left in good order are visible, even if the target looked elsewhere when it left. A rank that
+/// Writes of a rank that left in good order are visible, even if the target was busy when it left. A rank that
 /// waits for more gets an error.
 void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
   MemoryStore store;

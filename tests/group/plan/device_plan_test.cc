@@ -119,7 +119,7 @@ TEST(DevicePlan, ForcedAlgorithmRunsWherePossible) {
   EXPECT_EQ(plan(Collective::kAllGather, 100, limited).algorithm, DeviceAlgorithm::kExchangePackets);
   EXPECT_EQ(plan(Collective::kAllGather, 101, limited).algorithm, DeviceAlgorithm::kExchangeChunks);
   EXPECT_EQ(all_reduce(128 * K + 1, huge), DeviceAlgorithm::kReducePacketsTwoShot)
-      << "what packets do not hold they do not";
+      << "packets of one trip do not hold it";
   EXPECT_EQ(plan(Collective::kBroadcast, 8, chunks).algorithm, DeviceAlgorithm::kExchangeChunks);
 }
 

@@ -81,7 +81,7 @@ TEST(Route, IsTheExpectedTable) {
   }
 }
 
-/// The ranks agree on proxies, a collective step, exactly if the answer changes the route.
+/// The ranks agree on proxies, in a collective call, exactly if the answer changes the route.
 TEST(Route, ProxiesAreQueriedOnlyIfTheAnswerMatters) {
   for (unsigned bits = 0; bits < 1u << kFacts; ++bits) {
     RouteFacts without = facts_of(bits), with = without;

@@ -75,7 +75,7 @@ void await_own_address(Store& store, int rank) {
 }
 
 /// The ranks' global ranks are not known in a group that a program makes without torch. A part of the job is made of
-/// ranks that have met in no group of nvx, if the group of the whole job is another backend's.
+/// ranks that share no group of nvx, if the group of the whole job is another backend's.
 enum class Kind { kUnknown, kWholeJob, kPartOfJob };
 void PrintTo(Kind kind, std::ostream* out) {
   *out << (kind == Kind::kUnknown ? "unknown" : kind == Kind::kWholeJob ? "whole job" : "part of the job");
@@ -119,7 +119,7 @@ TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
 }
 
-/// The ranks know each other from an earlier group of the whole job, and the victim does not arrive to the next. With
+/// The ranks know each other from an earlier group of the whole job, and the victim does not join the next. With
 /// three ranks, rank 0 comes only when another rank has named the victim.
 class EndBetweenGroups : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EndBetweenGroups, testing::Values(2, 3));
@@ -318,7 +318,7 @@ TEST(SetUp, NamesMissingRanksFromTimeToTime) {
   EXPECT_EQ(lines, 3u) << log;
 }
 
-/// Rank 1 lives, and does not arrive to the second group.
+/// Rank 1 lives, and does not join the second group.
 TEST(SetUp, NamesTheProcessOfAMissingRankThatAnEarlierGroupHasMet) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const int hosts : {1, 2}) {

@@ -119,7 +119,7 @@ TEST(Topology, AnotherWorldSizeIsAnError) {
   }
 }
 
-/// A rank that cannot look would be put on a host of its own, and would wait for a network.
+/// A rank that cannot read its host's identity would count as a host of its own, and would wait for a network.
 TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

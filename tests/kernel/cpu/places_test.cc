@@ -377,7 +377,7 @@ Afterwards after_failure_at(uint32_t barrier) {
   const Stamp first = counters(1)->posted;
   std::atomic<int> came{0};
   world.devices.fault(0).holds = [&](uint32_t n) {
-    if (n != barrier || ++came != 2) return;  // the last lane to come
+    if (n != barrier || ++came != 2) return;  // the last lane to arrive
     std::atomic_ref(counters(0)->quit).store(uint64_t(1) << 32 | 1);
     for (int rank = 0; rank < 2; ++rank) std::atomic_ref(world.devices.control(rank).abort).store(1);  // ends the waits
   };
@@ -393,7 +393,7 @@ Afterwards after_failure_at(uint32_t barrier) {
 }
 
 /// One chunk per slice. The barriers: one of enter(), three of meet(), then four per round: of await() when the peers
-/// have come and when none has failed, and the same of publish(). Inputs are read in the second round.
+/// have arrived and when none has failed, and the same of publish(). Inputs are read in the second round.
 TEST(Place, APeerIsCheckedWhenNoLaneAccessesItsTensors) {
   EXPECT_EQ(after_failure_at(9), (Afterwards{1, false})) << "a lane checked a peer while another one still waited";
   EXPECT_EQ(after_failure_at(10), (Afterwards{1, true}));

@@ -171,7 +171,7 @@ TEST(HotKernel, SpreadsTheSlicesOfATwoShotOverPeersAndPacks) {
   const kernel::DevicePad pad{{kRanks, 1, 128, 256}};
   const size_t first_step = pad.cell(kernel::Part::kPackets) / 2;
   for (const KernelChoice choice : {KernelChoice::kAsLaunched, KernelChoice::kGeneral}) {
-    SimulatedDevices devices({pad.shape, kLanes, 100, 0});  // no epoch in which packets are stamped anew
+    SimulatedDevices devices({pad.shape, kLanes, 100, 0});  // no epoch in which packets are restamped
     std::mutex mutex;
     std::map<std::thread::id, int> stores[kRanks];  // of the first step
     as_threads(kRanks, [&](int rank) {

@@ -206,7 +206,7 @@ TEST(CachePolicy, AroundARootTheWriterDecides) {
       const int writer = c.root_writes ? root : 1 - root;
       const auto policies = policies_of(2, spec, c.algorithm);
       EXPECT_TRUE(tries_both(policies[size_t(writer)])) << describe(spec);
-      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(spec) << ": who reads has learnt something";
+      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(spec) << ": a reader has recorded a cost";
     }
   }
   for (const Collective collective : {Collective::kGather, Collective::kScatter}) {

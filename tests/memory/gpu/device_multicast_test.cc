@@ -40,7 +40,7 @@ struct Rank {
     mappings = std::make_unique<PeerMappings>(*process.registry, bootstrap, options);
     span = mappings->take_multicast();
   }
-  /// Gives everything back, and returns the resources that the driver does not get.
+  /// Frees everything, and returns the resources that the driver did not get back.
   std::string close() {
     span.reset();
     mappings.reset();

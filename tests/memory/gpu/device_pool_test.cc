@@ -97,7 +97,7 @@ TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
   EXPECT_EQ(code, Code::kSystem);
   EXPECT_NE(text.find("cuMemCreate on GPU 0: fake refusal 2"), std::string::npos) << text;
   EXPECT_TRUE(pool.free(one));
-  EXPECT_EQ(pool.allocate(2 * M), one) << "what was given back is there";
+  EXPECT_EQ(pool.allocate(2 * M), one) << "freed memory is allocated again";
   process.driver->refuse("create", 0);
   EXPECT_EQ(pool.allocate(2 * M), pool.base() + 2 * M);
   const auto [too_much, why] = refusal_of([&] { (void)pool.allocate(size_t(1) << 40); });
@@ -483,7 +483,7 @@ TEST(PeerPool, OutlivesItsOwner) {
       };
       for (int i = 0; i < 1000 && !reaches_no_more(); ++i) std::this_thread::sleep_for(milliseconds(10));
       EXPECT_TRUE(reaches_no_more());
-      EXPECT_EQ(at(seen->base() + 4 * M - 1), 9) << "the memory stays for who has it mapped";
+      EXPECT_EQ(at(seen->base() + 4 * M - 1), 9) << "the memory stays for a process that has it mapped";
       EXPECT_EQ(at(seen->base() + M), 3);
     } else {
       (void)bootstrap.all_gather({});

@@ -141,7 +141,7 @@ TEST(PeerMappings, RanksOfOneProcessReplaceAPairThatCorrupts) {
   });
 }
 
-/// One process may stand alone.
+/// One rank is enough.
 TEST(PeerMappings, OneRankHasItselfAlone) {
   Process process(1);
   const SharedTable table(1);

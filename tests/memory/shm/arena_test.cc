@@ -293,7 +293,7 @@ class FalseSocket {
   }
   std::string name() const { return "nvx-false-socket-" + std::to_string(getpid()); }
 
-  /// Hands over these bytes with this descriptor to the next client. Its name has no tokens: they are zeros.
+  /// Sends these bytes with this descriptor to the next client. Its name has no tokens: they are zeros.
   void answer(std::vector<char> bytes, int fd) {
     bytes.insert(bytes.begin(), sizeof(Token), '\0');
     Fd client(accept(listener_.get(), nullptr, nullptr));

@@ -384,7 +384,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
     flood.await(1);
     SharedBootstrap bootstrap(table, rank);
     const auto infos = read_infos<SocketInfo>(bootstrap.all_gather(bytes_of(info_of(here, ipc))), 1, of_rank);
-    if (rank == kRanks - 1) std::this_thread::sleep_for(milliseconds(500));  // those who arrived wait for it meanwhile
+    if (rank == kRanks - 1) std::this_thread::sleep_for(milliseconds(500));  // the other ranks wait for it meanwhile
     std::vector<IpcSocket::Wanted> wanted;
     for (int r = 0; r < kRanks; ++r) {
       if (r != rank) wanted.push_back({infos[size_t(r)].arena, infos[size_t(r)].socket, infos[size_t(r)].pid});

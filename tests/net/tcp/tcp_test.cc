@@ -425,7 +425,7 @@ TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
   };
   poison(b, 1);
   std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_FALSE(has_failed()) << "rank 2's process has spoken for rank 1";
+  EXPECT_FALSE(has_failed()) << "rank 2's process has sent as rank 1";
   poison(a, 1);
   EXPECT_TRUE(drive({a.link.get()}, has_failed));
   MutexLock lock(port.mutex());

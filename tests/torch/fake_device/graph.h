@@ -40,7 +40,7 @@ class Graph : public std::enable_shared_from_this<Graph> {
   MarkPtr mark(Queue& queue);
   // Adds the queue to the capture if it has not joined.
   void wait_for(Queue& queue, const Mark& mark);
-  // For an event outside the graph: the begin of a replay decides which mark it holds.
+  // For an event outside the graph: the start of a replay decides which mark it holds.
   void wait_outside(Queue& queue, Event& event);
   void record_outside(Queue& queue, Event& event);
   void record_beside(Queue& queue, Event& event);

@@ -12,7 +12,7 @@ namespace {
 // All memory that pools ever received. An allocator may return it again, in other lengths, but only to pools.
 struct Pooled {
   std::mutex mutex;
-  std::map<const std::byte*, std::pair<const std::byte*, int>> blocks;  // from begin to end and device
+  std::map<const std::byte*, std::pair<const std::byte*, int>> blocks;  // first byte: end, device
 };
 
 Pooled& pooled() {

@@ -68,7 +68,7 @@ def looking(gpu="", why_not=""):
 
 @contextlib.contextmanager
 def connecting(how):
-    """Sets the behaviour of the connect in this process inside the block: "hang", "wait" in the store, or the text of
+    """Sets how backends of this process connect inside the block: "hang", "wait" in the store, or the text of
     the error that it raises."""
     global _connecting
     _connecting = how

@@ -38,7 +38,7 @@ at::Tensor shown(const at::Tensor& tensor) {
 
 class FakeNccl final : public c10d::Backend {
  public:
-  // `connecting` is the behaviour of the connect: "connect" waits for the other ranks like NCCL; "hang" blocks; "wait"
+  // `connecting` is the way to connect: "connect" waits for the other ranks like NCCL; "hang" blocks; "wait"
   // blocks in the store and ignores an abort; any other text is the error that it raises.
   FakeNccl(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string connecting)
       : Backend(rank, size), state_(std::make_shared<State>()), connecting_(std::move(connecting)) {

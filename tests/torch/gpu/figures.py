@@ -99,7 +99,7 @@ def cuda_calls(rank: Rank) -> Iterator[Counter[str]]:
             yield seen
     events = profiler.events()
     span = next(event.time_range for event in events if event.name == "nvx calls")
-    # The profiler itself waits for the device at its begin and end.
+    # The profiler itself waits for the device when it begins and ends.
     inside = (event for event in events if span.start <= event.time_range.start <= span.end)
     seen.update(event.name for event in inside if event.name.startswith("cu"))
 
