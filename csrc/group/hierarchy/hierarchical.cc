@@ -109,14 +109,15 @@ Status Hierarchical::run_slices(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);
   if (scratch_.size() < slices->scratch_bytes()) scratch_.resize(slices->scratch_bytes());
   slices->use(scratch_.data());
-  if (const auto step = slices->collect_for_rails()) NVX_TRY(stage(call, *step));
+  if (const auto step = slices->collect_for_rails()) NVX_TRY(run_inside(call, *step));
   const auto issue = [&](size_t k) -> Status {
-    for (const Operation& step : slices->before(k)) NVX_TRY(rails_.alone() ? copy_own_term(step) : stage(call, step));
+    for (const Operation& step : slices->before(k))
+      NVX_TRY(rails_.alone() ? copy_own_term(step) : run_inside(call, step));
     return {};
   };
   const auto retire = [&](size_t k) -> Status {
     if (rails_.alone()) return {};
-    for (const Operation& step : slices->after(k)) NVX_TRY(stage(call, step));
+    for (const Operation& step : slices->after(k)) NVX_TRY(run_inside(call, step));
     for (const CopyPair& copy : slices->unpack(k)) {
       if (copy.host.bytes != 0) std::memcpy(copy.device.data, copy.host.data, copy.host.bytes);
     }
@@ -124,7 +125,7 @@ Status Hierarchical::run_slices(Call& call) {
   };
   NVX_TRY(overlap(call, *slices, kSlicesInFlight, issue, retire));
   const auto deliver = slices->return_from_rails();
-  return deliver ? stage(call, *deliver) : Status();
+  return deliver ? run_inside(call, *deliver) : Status();
 }
 
 /// Around a root not all ranks meet. So a message of a later operation may show a rank that calls differed.
@@ -171,7 +172,7 @@ void Hierarchical::drive() {
   }
 }
 
-Status Hierarchical::stage(Call& call, const Operation& step) {
+Status Hierarchical::run_inside(Call& call, const Operation& step) {
   const Status status = intra_host_.run(step, call.o, call.rules);
   core_.failures.set_report_grace(kReportGraceSteps);
   return status;

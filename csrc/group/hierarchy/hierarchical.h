@@ -79,7 +79,7 @@ class Hierarchical final : private Driver {
   Status exchange_inside(Call& call);
   Status barrier(Call& call);
 
-  Status stage(Call& call, const Operation& step);
+  Status run_inside(Call& call, const Operation& step);
   /// For an average: divides the sum over all hosts.
   void divide(const Call& call, const kernel::Piece& sum) const;
 

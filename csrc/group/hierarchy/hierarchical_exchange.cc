@@ -68,19 +68,19 @@ Status Hierarchical::exchange_inside(Call& call) {
     if (rank < o.send.size()) step.send[l] = o.send[rank];
     if (rank < o.recv.size()) step.recv[l] = o.recv[rank];
   }
-  return stage(call, step);
+  return run_inside(call, step);
 }
 
 Status Hierarchical::barrier(Call& call) {
   Operation step;
   step.collective = Collective::kBarrier;
   step.send = Pieces(rails_.local_ranks()), step.recv = Pieces(rails_.local_ranks());
-  if (!rails_.alone()) NVX_TRY(stage(call, step));
+  if (!rails_.alone()) NVX_TRY(run_inside(call, step));
   if (rails_.local_rank() == 0) {
     begin(call, prepare(call, plan_between(schedule::Collective::kBarrier, 0, facts_).row, rails_.rail(0)));
     NVX_TRY(finish(call));
   }
-  return rails_.alone() ? Status() : stage(call, step);
+  return rails_.alone() ? Status() : run_inside(call, step);
 }
 
 }  // namespace nvx
