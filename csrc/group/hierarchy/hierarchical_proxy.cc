@@ -18,10 +18,10 @@ Operation moves(const Operation& o, const std::vector<CopyPair>& copies, Piece C
   for (size_t i = 0; i < copies.size(); ++i) step.send[i] = copies[i].*from, step.recv[i] = copies[i].*to;
   return step;
 }
-Operation down(const Operation& o, const std::vector<CopyPair>& copies) {
+Operation d2h(const Operation& o, const std::vector<CopyPair>& copies) {
   return moves(o, copies, &CopyPair::device, &CopyPair::host);
 }
-Operation up(const Operation& o, const std::vector<CopyPair>& copies) {
+Operation h2d(const Operation& o, const std::vector<CopyPair>& copies) {
   return moves(o, copies, &CopyPair::host, &CopyPair::device);
 }
 
@@ -55,14 +55,14 @@ Status Hierarchical::launch(const Operation& o) const {
   HostProxy& proxy = *o.proxy;
   for (size_t r = 0; r < rounds_of(*slices); ++r) {
     std::vector<Operation> round;
-    if (r == 0 && slices->by_kernels()) round.push_back(awaiting(down(o, {}), proxy, HostProxy::kAllArrived));
+    if (r == 0 && slices->by_kernels()) round.push_back(awaiting(d2h(o, {}), proxy, HostProxy::kAllArrived));
     if (r < slices->count()) {
       append(round, slices->before(r));
-      if (const auto copies = slices->down(r)) round.push_back(down(o, *copies));
+      if (const auto copies = slices->d2h(r)) round.push_back(d2h(o, *copies));
     }
     if (r > HostProxy::kRounds) append(round, slices->after(r - HostProxy::kRounds - 1));
     if (const size_t k = r - HostProxy::kRounds; r >= HostProxy::kRounds && k < slices->count())
-      round.push_back(awaiting(up(o, slices->up(k)), proxy, HostProxy::may_copy_back(k)));
+      round.push_back(awaiting(h2d(o, slices->h2d(k)), proxy, HostProxy::may_copy_back(k)));
     for (Operation& step : round) {
       if (step.collective == Collective::kNone) step.whole = &whole;
     }

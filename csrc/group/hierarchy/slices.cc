@@ -102,7 +102,7 @@ class AllReduce final : public Slices {
     return {own(k).bytes, {}, reads_input() ? slice(o_.in, k).data : sum(k).data, sum(k).data};
   }
   Piece sum(size_t k) const override { return {o_.proxy ? at(k) : own(k).data, own(k).bytes}; }
-  std::vector<CopyPair> up(size_t k) const override { return {between(own(k), at(k))}; }
+  std::vector<CopyPair> h2d(size_t k) const override { return {between(own(k), at(k))}; }
   std::vector<Operation> after(size_t k) const override {
     Operation step = step_of(plan_.after);
     step.root = leader(), step.count = slice(o_.out, k).bytes / width();
@@ -214,7 +214,7 @@ class ReduceScatter final : public Slices {
     if (o_.proxy) return {at(i) + packed_blocks(terms(i)).back().end(), bytes};
     return {result(i % rounds_) + i / rounds_ * cut_.slice, bytes};
   }
-  std::vector<CopyPair> up(size_t i) const override {
+  std::vector<CopyPair> h2d(size_t i) const override {
     return {between(cut_.of({o_.out, o_.send[size_t(rank_)].bytes}, i), sum(i).data)};
   }
   std::optional<Operation> return_from_rails() const override {
@@ -276,7 +276,7 @@ class AllGather final : public Slices {
     }
     return step;
   }
-  std::optional<std::vector<CopyPair>> down(size_t i) const override {
+  std::optional<std::vector<CopyPair>> d2h(size_t i) const override {
     return std::vector{CopyPair{own(i), in_slot(i, rails_.local_rank())[rails_.host()]}};
   }
   Run run(size_t i) const override {
@@ -293,7 +293,7 @@ class AllGather final : public Slices {
     return run;
   }
   bool moves_only() const override { return true; }
-  std::vector<CopyPair> up(size_t i) const override {
+  std::vector<CopyPair> h2d(size_t i) const override {
     std::vector<CopyPair> copies = copies_of(i, rails_.local_rank());
     copies.erase(copies.begin() + std::ptrdiff_t(rails_.host()));  // this rank has its own block
     return copies;
@@ -357,8 +357,8 @@ class InChunks final : public Slices {
     slot_bytes_ = buffer_bytes(o_, cut_, rank_);
     by_kernels_ = false;
   }
-  std::optional<std::vector<CopyPair>> down(size_t k) const override { return staged(k).down; }
-  std::vector<CopyPair> up(size_t k) const override { return staged(k).up; }
+  std::optional<std::vector<CopyPair>> d2h(size_t k) const override { return staged(k).d2h; }
+  std::vector<CopyPair> h2d(size_t k) const override { return staged(k).h2d; }
   std::optional<Operation> chunk(size_t k) const override { return std::move(staged(k).part); }
   Run run(size_t) const override { return {}; }
 

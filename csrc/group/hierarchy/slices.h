@@ -18,7 +18,7 @@ namespace nvx {
 /// operations of the ranks of this host: `root` is a `local_rank`, and `send` and `recv` have a piece for each.
 ///
 /// `Hierarchical` drives the slices of all collectives. If the data is on devices (`Operation::proxy`), the steps are
-/// kernels, and runs use slots of host memory: `down()` copies to a slot before the run, `up()` copies back after it.
+/// kernels, and runs use slots of host memory: `d2h()` copies to a slot before the run, `h2d()` copies back after it.
 class Slices {
  public:
   /// The memory of a run between hosts. `bytes`: for a run without blocks.
@@ -43,8 +43,8 @@ class Slices {
   /// The sum over hosts that run k leaves in host memory; for an average, it is divided there. Empty if there is none.
   virtual kernel::Piece sum(size_t) const { return {}; }
   virtual std::vector<Operation> after(size_t) const { return {}; }
-  virtual std::optional<std::vector<CopyPair>> down(size_t) const { return {}; }
-  virtual std::vector<CopyPair> up(size_t) const { return {}; }
+  virtual std::optional<std::vector<CopyPair>> d2h(size_t) const { return {}; }
+  virtual std::vector<CopyPair> h2d(size_t) const { return {}; }
   /// On the CPU: copies from the slot to the results, after the steps of `after()`.
   virtual std::vector<CopyPair> unpack(size_t) const { return {}; }
   /// Instead of steps and runs, for device data without such kernels: a part for the host to perform in the slot.

@@ -27,13 +27,13 @@ class Loader {
  public:
   explicit Loader(StagedChunk& staged, std::byte* buffer) : staged_(staged), buffer_(buffer) {}
 
-  enum class Direction { kDown, kUp, kBoth };
+  enum class Direction { kD2h, kH2d, kBoth };
   kernel::Piece place(kernel::Piece there, Direction direction) {
     if (there.bytes == 0) return {};
     if (there.data != behind_) staged_.bytes = round_up(staged_.bytes, kCacheLine);
     const kernel::Piece here{buffer_ ? buffer_ + staged_.bytes : nullptr, there.bytes};
-    if (buffer_ && direction != Direction::kUp) note(staged_.down, there, here);
-    if (buffer_ && direction != Direction::kDown) note(staged_.up, there, here);
+    if (buffer_ && direction != Direction::kH2d) note(staged_.d2h, there, here);
+    if (buffer_ && direction != Direction::kD2h) note(staged_.h2d, there, here);
     staged_.bytes += there.bytes, behind_ = there.data + there.bytes;
     return here;
   }
@@ -94,26 +94,26 @@ StagedChunk stage_chunk(const Operation& o, const Cut& cut, size_t k, int rank, 
     case Collective::kAllReduce:
     case Collective::kReduce: {
       const bool gets = o.collective == Collective::kAllReduce || is_root;
-      const kernel::Piece here = own(o.in, o.count * width, gets ? Direction::kBoth : Direction::kDown);
+      const kernel::Piece here = own(o.in, o.count * width, gets ? Direction::kBoth : Direction::kD2h);
       part.in = part.out = here.data;
       part.count = here.bytes / width;
       break;
     }
     case Collective::kBroadcast: {
-      const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Direction::kDown : Direction::kUp);
+      const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Direction::kD2h : Direction::kH2d);
       part.in = part.out = here.data;
       std::ranges::fill(part.recv, here);
       break;
     }
     case Collective::kAllGather:
-      part.in = own(o.in, o.recv[size_t(rank)].bytes, Direction::kDown).data;
-      each(part.recv, o.recv, Direction::kUp);
+      part.in = own(o.in, o.recv[size_t(rank)].bytes, Direction::kD2h).data;
+      each(part.recv, o.recv, Direction::kH2d);
       break;
     case Collective::kReduceScatter:
-      part.out = own(o.out, o.send[size_t(rank)].bytes, Direction::kUp).data;
-      each(part.send, o.send, Direction::kDown);
+      part.out = own(o.out, o.send[size_t(rank)].bytes, Direction::kH2d).data;
+      each(part.send, o.send, Direction::kD2h);
       break;
-    default: each(part.send, o.send, Direction::kDown); each(part.recv, o.recv, Direction::kUp);
+    default: each(part.send, o.send, Direction::kD2h); each(part.recv, o.recv, Direction::kH2d);
   }
   return staged;
 }

@@ -33,10 +33,10 @@ struct Cut {
 struct CopyPair {
   kernel::Piece device, host;
 };
-/// A chunk in host memory: the operation there, and the copies before (`down`) and after it (`up`).
+/// A chunk in host memory: the operation there, and the copies before (`d2h`) and after it (`h2d`).
 struct StagedChunk {
   Operation part;
-  std::vector<CopyPair> down, up;
+  std::vector<CopyPair> d2h, h2d;
   size_t bytes = 0;  ///< of host memory
 };
 /// Chunk k of any collective on a device's memory. Pure. `buffer`: `buffer_bytes()` bytes.

@@ -310,14 +310,14 @@ Estimate estimate_nccl(Collective collective, size_t bytes, size_t ranks, const 
 }
 
 Estimate estimate_through_host(const Estimate& inside, Collective collective, size_t bytes, size_t ranks) {
-  const size_t down = bytes, up = collective == Collective::kAllGather || collective == Collective::kGather
+  const size_t d2h = bytes, h2d = collective == Collective::kAllGather || collective == Collective::kGather
                                       ? bytes * ranks
                                   : collective == Collective::kReduceScatter || collective == Collective::kScatter
                                       ? bytes / std::max<size_t>(ranks, 1)
                                       : bytes;
   Estimate e = inside;
-  e.seconds += double(down + up) * kHostCopy + 2 * kHostCopyBegins;
-  e.bytes += down + up;
+  e.seconds += double(d2h + h2d) * kHostCopy + 2 * kHostCopyBegins;
+  e.bytes += d2h + h2d;
   e.basis = "predicted, not measured on a device: copies at 20 GB/s, 10 us each; between them " + inside.basis;
   return e;
 }

@@ -162,7 +162,7 @@ IntrusiveWork all_reduce_through_host(CallContext& context, const Arguments& arg
   if (work) work->wait();
   tensor.copy_(host[0]);
   const auto done = c10::make_intrusive<DoneWork>(context.facts(kSparse), Tensors{tensor},
-                                                  CommStreams::of_caller(tensor.device()).up);
+                                                  CommStreams::of_caller(tensor.device()).h2d);
   done->begin();
   return done;
 }

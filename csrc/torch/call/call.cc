@@ -43,7 +43,7 @@ bool CallContext::needs_work() const {
 std::unique_ptr<StagingCopies> CallContext::on_device(const Call& call) {
   const at::Device device = call.device();
   CommStreams of_call = CommStreams::of_caller(device);
-  of_call.capture = capture_of(of_call.up);
+  of_call.capture = capture_of(of_call.h2d);
   if (call.mode == Mode::kAsync) of_call = streams.of_kernels(device, of_call.capture);
   return std::make_unique<StagingCopies>(of_call, /*timed=*/listeners.timed && of_call.capture == 0);
 }

@@ -27,7 +27,7 @@ constexpr milliseconds kNamingTime{
 bool is_captured(at::Device device) {
   constexpr bool kTorchReports = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
   if (!kTorchReports && !kernel::built_with_cuda()) return python_sees_capture(device);
-  return capture_of(CommStreams::of_caller(device).up) != 0;
+  return capture_of(CommStreams::of_caller(device).h2d) != 0;
 }
 
 }  // namespace

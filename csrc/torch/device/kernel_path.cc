@@ -73,7 +73,7 @@ bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at:
 }
 
 void refuse_to_open(const Group& group, at::Device device) {
-  if (capture_of(CommStreams::of_caller(device).up) == 0) return;
+  if (capture_of(CommStreams::of_caller(device).h2d) == 0) return;
   throw_argument_error(
       "nvx: this stream is being captured into a graph, and the first collective of group " + group.name() +
       " with tensors of " + device.str() +
@@ -98,7 +98,7 @@ void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const 
 IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* delegate) {
   auto staging = context.on_device(call);
   if (delegate) {
-    follow_hazards(context, call, staging->streams().down);
+    follow_hazards(context, call, staging->streams().d2h);
   } else if (context.scopes.is_open()) {
     // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
     // place in the stream.

@@ -55,8 +55,8 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
   if (context_.has_hazard(call)) {
     // These two order the call after results of a delegate or a proxy, which have their own stream.
     // copy_in_when_reached() orders it after all other results.
-    (void)context_.hazards.follow(call.inputs, streams.down);
-    (void)context_.hazards.follow(call.outputs, streams.up);
+    (void)context_.hazards.follow(call.inputs, streams.d2h);
+    (void)context_.hazards.follow(call.outputs, streams.h2d);
     staging->copy_in_when_reached(loads, /*behind=*/true);
   } else {
     staging->copy_in(loads);

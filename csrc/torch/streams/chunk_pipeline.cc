@@ -20,7 +20,7 @@ Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at:
 }  // namespace
 
 ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams)
-    : device_(streams.down.device()), rank_(rank), cut_(cut(operation, facts)) {
+    : device_(streams.d2h.device()), rank_(rank), cut_(cut(operation, facts)) {
   const size_t slots = std::min(kSlots, cut_.chunks);
   const c10::OptionalDeviceGuard on(device_);  // torch's pool of pinned memory queries events: see PooledEvent
   memory_ = pinned_memory({int64_t(slots), int64_t(buffer_bytes(operation, cut_, rank))});
@@ -35,9 +35,9 @@ void ChunkPipeline::copy_in_next(const Operation& operation) {
   Slot& slot = *slots_[s];
   const at::Tensor buffer = memory_[int64_t(s)];
   StagedChunk staged = stage_chunk(operation, cut_, k, rank_, static_cast<std::byte*>(buffer.data_ptr()));
-  slot.down = loads_of(staged.down, device_, buffer), slot.up = loads_of(staged.up, device_, buffer);
+  slot.d2h = loads_of(staged.d2h, device_, buffer), slot.h2d = loads_of(staged.h2d, device_, buffer);
   slot.part = std::move(staged.part);
-  k < kSlots ? slot.staging.copy_in_first_chunk(slot.down) : slot.staging.copy_in_later_chunk(slot.down);
+  k < kSlots ? slot.staging.copy_in_first_chunk(slot.d2h) : slot.staging.copy_in_later_chunk(slot.d2h);
 }
 
 Status ChunkPipeline::run(Group& group, const Operation& operation, Runner runner) {
@@ -49,7 +49,7 @@ Status ChunkPipeline::run(Group& group, const Operation& operation, Runner runne
     slot.part.whole = &whole_;
     NVX_TRY(slot.staging.arrive(group, whole_.deadline));
     NVX_TRY(group.run(slot.part, runner));
-    NVX_TRY(try_copy_out(slot.staging, slot.up));
+    NVX_TRY(try_copy_out(slot.staging, slot.h2d));
   }
   return {};
 }

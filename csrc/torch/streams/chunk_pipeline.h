@@ -28,7 +28,7 @@ class ChunkPipeline {
     explicit Slot(const CommStreams& streams) : staging(streams) {}
     StagingCopies staging;
     Operation part;
-    Loads down, up;
+    Loads d2h, h2d;
   };
   void copy_in_next(const Operation& operation);
 

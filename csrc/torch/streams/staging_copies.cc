@@ -157,7 +157,7 @@ OwnCommStreams::~OwnCommStreams() {
 CommStreams OwnCommStreams::of(at::Device device) {
   const c10::Stream any(c10::Stream::DEFAULT, device);
   MutexLock lock(mutex_);
-  return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true, /*capture=*/0, stream(Use::kMore, any)};
+  return {stream(Use::kD2h, any), stream(Use::kH2d, any), /*own=*/true, /*capture=*/0, stream(Use::kMore, any)};
 }
 
 CommStreams OwnCommStreams::of_messages(at::Device device) {
@@ -177,32 +177,32 @@ StagingCopies::~StagingCopies() {
 }
 
 void StagingCopies::call() {
-  caller_ = current_stream(comm_streams_.down.device());
+  caller_ = current_stream(comm_streams_.d2h.device());
   if (comm_streams_.own) called_.record(*caller_);
 }
 
 void StagingCopies::copy_in(const Loads& loads) {
-  refuse_capture(comm_streams_.down.device());
+  refuse_capture(comm_streams_.d2h.device());
   call();
-  if (comm_streams_.own) called_.block(comm_streams_.down);
-  fill(loads, comm_streams_.down);
+  if (comm_streams_.own) called_.block(comm_streams_.d2h);
+  fill(loads, comm_streams_.d2h);
 }
 
 void StagingCopies::copy_in_on_device(const Loads& loads) {
   call();
-  if (comm_streams_.own) called_.block(comm_streams_.down);
-  if (!loads.empty()) copy(loads, comm_streams_.down);
+  if (comm_streams_.own) called_.block(comm_streams_.d2h);
+  if (!loads.empty()) copy(loads, comm_streams_.d2h);
 }
 
 void StagingCopies::copy_in_when_reached(const Loads& loads, bool behind) {
-  refuse_capture(comm_streams_.down.device());
+  refuse_capture(comm_streams_.d2h.device());
   call();
   later_ = loads;
   behind_ = behind;
 }
 
 void StagingCopies::copy_in_later_chunk(const Loads& loads) {
-  const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.down);
+  const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.d2h);
   returned_.block(stream);
   fill(loads, stream);
 }
@@ -244,15 +244,15 @@ bool StagingCopies::has_arrived() {
   if (later_ && called_.query()) {
     const Loads loads = *std::exchange(later_, std::nullopt);
     PooledEvent back;
-    if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
-    if (behind_ || !loads.empty()) fill(loads, comm_streams_.down);
+    if (behind_) back.record(comm_streams_.h2d), back.block(comm_streams_.d2h);
+    if (behind_ || !loads.empty()) fill(loads, comm_streams_.d2h);
   }
   return !later_ && arrived_.query();
 }
 
 Status StagingCopies::late(Group& group, const Deadline& deadline) const {
   return group.fail({.code = Code::kTimeout,
-                     .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                     .cause = comm_streams_.d2h.device().str() + " of " + group.topology().describe(group.rank()) +
                               " has not finished within " + seconds(deadline) +
                               " the work that was on its stream before an operation of group " + group.name(),
                      .advice = kCheckDevice});
@@ -261,14 +261,14 @@ Status StagingCopies::late(Group& group, const Deadline& deadline) const {
 void StagingCopies::copy_out(const Loads& loads) {
   if (loads.empty()) return;
   const BesideCaptures beside;
-  const c10::StreamGuard on(comm_streams_.up);
+  const c10::StreamGuard on(comm_streams_.h2d);
   const WithoutAutograd guard;
-  if (comm_streams_.down != comm_streams_.up) called_.block(comm_streams_.up);
+  if (comm_streams_.d2h != comm_streams_.h2d) called_.block(comm_streams_.h2d);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
-    keep(user, comm_streams_.up);
+    keep(user, comm_streams_.h2d);
   }
-  returned_.record(comm_streams_.up);
+  returned_.record(comm_streams_.h2d);
 }
 
 /// The user, or a failed call, may free the tensor at once. The allocator has recorded only the stream that the tensor
@@ -286,7 +286,7 @@ bool StagingCopies::is_over() const {
 }
 
 void StagingCopies::start_clock() {
-  if (begun_) begun_->record(comm_streams_.up);
+  if (begun_) begun_->record(comm_streams_.h2d);
 }
 
 std::chrono::duration<float, std::milli> StagingCopies::duration() const {
@@ -294,8 +294,8 @@ std::chrono::duration<float, std::milli> StagingCopies::duration() const {
 }
 
 void StagingCopies::close(const Tensors& used) {
-  for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.up);
-  returned_.record(comm_streams_.up);
+  for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.h2d);
+  returned_.record(comm_streams_.h2d);
   if (comm_streams_.capture == 0) return;
   if (comm_streams_.capture_memory) place_ = comm_streams_.capture_memory->next_place(comm_streams_.capture);
   MutexLock lock(mutex_);
@@ -304,7 +304,7 @@ void StagingCopies::close(const Tensors& used) {
 
 void StagingCopies::join_streams() {
   if (!returned_.is_recorded()) return;
-  const c10::Stream caller = current_stream(comm_streams_.up.device());
+  const c10::Stream caller = current_stream(comm_streams_.h2d.device());
   const uint64_t capture = capture_of(caller);
   if (capture != comm_streams_.capture) {
     if (capture == 0) return;
@@ -312,7 +312,7 @@ void StagingCopies::join_streams() {
         "nvx: this stream is being captured into a graph, and the operation that it would wait for began outside of "
         "the capture. Next: wait for it before the capture");
   }
-  if (caller != comm_streams_.up) returned_.block(caller);
+  if (caller != comm_streams_.h2d) returned_.block(caller);
   // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
   // they stay as long as this object.
   MutexLock lock(mutex_);

@@ -81,8 +81,8 @@ class CaptureMemory {
 };
 
 struct CommStreams {
-  c10::Stream down;      ///< to the host
-  c10::Stream up;        ///< to the device
+  c10::Stream d2h;
+  c10::Stream h2d;
   bool own;              ///< both are nvx's; otherwise both are the caller's
   uint64_t capture = 0;  ///< of the caller's stream, and therefore of nvx's; 0: none. Only for kernels
   std::optional<c10::Stream> more = std::nullopt;           ///< to the host, for copy_in_later_chunk()
@@ -117,7 +117,7 @@ class OwnCommStreams {
   }
 
  private:
-  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kProxies, kCapturedProxies };
+  enum class Use { kD2h, kMore, kH2d, kSend, kReceive, kKernels, kCaptured, kProxies, kCapturedProxies };
   static StreamFor purpose_of(Use use) {
     if (use == Use::kCaptured || use == Use::kCapturedProxies) return StreamFor::kCaptures;
     return use == Use::kKernels || use == Use::kProxies ? StreamFor::kKernels : StreamFor::kCopies;
@@ -154,7 +154,7 @@ class StagingCopies {
   /// The same for kernels, whose stand-ins are on the device: the host does not wait, and a capture is no obstacle.
   void copy_in_on_device(const Loads& loads);
   /// Enqueues more copies to the host, for the first chunks of a call that has begun, after all work on the stream.
-  void copy_in_first_chunk(const Loads& loads) { fill(loads, comm_streams_.down); }
+  void copy_in_first_chunk(const Loads& loads) { fill(loads, comm_streams_.d2h); }
   /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
   /// Uses a stream that no later call blocks. Only once the device has reached the call. May be called from any thread.
   void copy_in_later_chunk(const Loads& loads);
@@ -184,7 +184,7 @@ class StagingCopies {
   /// Call it only if is_over().
   std::chrono::duration<float, std::milli> duration() const;
 
-  const c10::Stream& stream() const { return comm_streams_.up; }
+  const c10::Stream& stream() const { return comm_streams_.h2d; }
   const CommStreams& streams() const { return comm_streams_; }
   /// The capture that the call is part of; 0: none.
   uint64_t capture() const { return comm_streams_.capture; }

@@ -46,7 +46,7 @@ Status TorchStreamOrder::record(const LaunchStream& stream) {
 Status TorchStreamOrder::begin(at::Device device) {
   OwnCommStreams drawn;
   MutexLock lock(mutex_);
-  return record(launch_stream(drawn.of_kernels(device, /*capture=*/0).down, /*capture=*/0));
+  return record(launch_stream(drawn.of_kernels(device, /*capture=*/0).d2h, /*capture=*/0));
 }
 
 /// Kernels on another stream than the last launch wait for that launch. If there are graphs, kernels wait for the last

@@ -88,8 +88,8 @@ class SimulatedHostProxy final : public HostProxy {
   bool seen_home() const { return seen_home_; }
   bool has_begun() const { return ended_ != 0; }
   /// Bytes copied to host memory, and back.
-  size_t down() const { return down_; }
-  size_t up() const { return up_; }
+  size_t d2h() const { return d2h_; }
+  size_t h2d() const { return h2d_; }
 
  private:
   static Operation copy_of(const Operation& o) {
@@ -138,7 +138,7 @@ class SimulatedHostProxy final : public HostProxy {
       EXPECT_EQ(from.bytes, to.bytes);
       if (from.bytes == 0) continue;
       EXPECT_NE(is_host(from.data), is_host(to.data));
-      (is_host(to.data) ? down_ : up_) += to.bytes;
+      (is_host(to.data) ? d2h_ : h2d_) += to.bytes;
       std::memcpy(to.data, from.data, to.bytes);
     }
   }
@@ -167,7 +167,7 @@ class SimulatedHostProxy final : public HostProxy {
     if (result.empty()) return;
     EXPECT_TRUE(is_host(step.out) && is_host(step.out + result.size() - 1));
     std::memcpy(step.out, result.data(), result.size());
-    down_ += result.size();
+    d2h_ += result.size();
   }
   void gather(const Operation& step) {
     together(step, [&] {
@@ -201,7 +201,7 @@ class SimulatedHostProxy final : public HostProxy {
   std::vector<Operation> running_;
   std::atomic<size_t> ended_{0};
   std::atomic<bool> cancelled_{false};
-  size_t down_ = 0, up_ = 0;
+  size_t d2h_ = 0, h2d_ = 0;
   bool seen_home_ = false;
   std::jthread device_;
 };
@@ -332,8 +332,8 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
           of_local_rank += counts[size_t(host[size_t(group.core().members.local_rank())])] * size_of(sum.dtype);
         const size_t mine = counts[size_t(rank)] * size_of(sum.dtype);
         const bool scatters = collective == Collective::kReduceScatter;
-        EXPECT_EQ(proxy.down(), scatters ? of_local_rank : mine);
-        EXPECT_EQ(proxy.up(), scatters ? mine : of_local_rank - mine);
+        EXPECT_EQ(proxy.d2h(), scatters ? of_local_rank : mine);
+        EXPECT_EQ(proxy.h2d(), scatters ? mine : of_local_rank - mine);
       }
     }
     ASSERT_TRUE(barrier(group).ok());
