@@ -145,7 +145,7 @@ std::string FakeDriver::unreleased() const {
     for (const auto& [at, range] : ranges_) count += int(range.how) == how;
     list(kHow[how], count);
   }
-  list("queues", queues_.size());
+  list("streams", streams_.size());
   list("bound parts", size_t(bound_));
   return open;
 }
@@ -153,7 +153,7 @@ std::string FakeDriver::unreleased() const {
 void FakeDriver::unblock() {
   Lock lock(mutex_);
   unblocked_ = true;
-  for (auto& [number, queue] : queues_) queue.busy.clear();
+  for (auto& [number, stream] : streams_) stream.busy.clear();
   unblocking_.notify_all();
 }
 
@@ -179,27 +179,27 @@ bool FakeDriver::has_odd_kernels() const {
                      [](const auto& t) { return t.second >= PeerAccess::kLosesKernelStores; });
 }
 
-void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel) {
+void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceStream stream, std::function<void()> kernel) {
   {
     Lock lock(mutex_);
-    queues_.at(queue).kernels.push_back(std::move(kernel));
-    if (queues_.at(queue).kernels.size() > 1) return;  // the thread of the first runs it
+    streams_.at(stream).kernels.push_back(std::move(kernel));
+    if (streams_.at(stream).kernels.size() > 1) return;  // the thread of the first runs it
   }
-  std::thread([self, queue] {
-    for (Lock lock(self->mutex_); !self->queues_.at(queue).kernels.empty();) {
-      const std::function<void()> kernel = self->queues_.at(queue).kernels.front();
+  std::thread([self, stream] {
+    for (Lock lock(self->mutex_); !self->streams_.at(stream).kernels.empty();) {
+      const std::function<void()> kernel = self->streams_.at(stream).kernels.front();
       lock.unlock();
       kernel();
       lock.lock();
-      self->queues_.at(queue).kernels.pop_front();
+      self->streams_.at(stream).kernels.pop_front();
     }
   }).detach();
 }
 
 /// Memory that a device may still write must not be returned: its next owner would see the writes.
 void FakeDriver::demand_idle(DevicePtr at) const {
-  for (const auto& [number, queue] : queues_) {
-    if (queue.busy.count(at)) std::abort();
+  for (const auto& [number, stream] : streams_) {
+    if (stream.busy.count(at)) std::abort();
   }
 }
 
@@ -483,19 +483,19 @@ DriverCode FakeDriver::unpin(int, void* memory) {
   return code;
 }
 
-DriverCode FakeDriver::open_queue(int device, DeviceQueue* queue) {
+DriverCode FakeDriver::create_stream(int device, DeviceStream* stream) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter(lock, "open_queue")) return code;
-  *queue = next_++;
-  queues_[*queue].device = device;
+  if (const DriverCode code = enter(lock, "create_stream")) return code;
+  *stream = next_++;
+  streams_[*stream].device = device;
   return 0;
 }
 
-DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
+DriverCode FakeDriver::destroy_stream(int, DeviceStream stream) {
   Lock lock(mutex_);
-  const DriverCode code = enter(lock, "close_queue");
-  if (!queues_.count(queue) || !queues_[queue].busy.empty() || !queues_[queue].kernels.empty()) std::abort();
-  queues_.erase(queue);
+  const DriverCode code = enter(lock, "destroy_stream");
+  if (!streams_.count(stream) || !streams_[stream].busy.empty() || !streams_[stream].kernels.empty()) std::abort();
+  streams_.erase(stream);
   return code;
 }
 
@@ -518,11 +518,11 @@ void copy_words(void* to, void* from, size_t bytes) {
 
 }  // namespace
 
-DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) {
+DriverCode FakeDriver::copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "copy")) return code;
   const Range *target = find(to, bytes), *source = find(from, bytes);
-  if (!queues_.count(queue) || !target || !source) return kInvalid;
+  if (!streams_.count(stream) || !target || !source) return kInvalid;
   if (!may(device, *target) || !may(device, *source)) return kIllegalAddress;
   PeerAccess worst = PeerAccess::kWorks;
   for (const Range* range : {target, source}) {
@@ -532,31 +532,31 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
   const bool writes = target->how != Range::How::kPinned && target->owner != device;
   if (worst == PeerAccess::kBlocks) unblocking_.wait(lock, [&] { return unblocked_; });
   if (worst == PeerAccess::kSlow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
-  if (worst == PeerAccess::kHangs) queues_[queue].hangs = true;
-  if (!unblocked_) queues_[queue].busy.insert({base_of(to), base_of(from)});
-  if (queues_[queue].hangs && !unblocked_) return 0;
+  if (worst == PeerAccess::kHangs) streams_[stream].hangs = true;
+  if (!unblocked_) streams_[stream].busy.insert({base_of(to), base_of(from)});
+  if (streams_[stream].hangs && !unblocked_) return 0;
   copy_words(pointer(to), pointer(from), bytes);
   if (worst == PeerAccess::kCorrupts || (worst == PeerAccess::kCorruptsWrites && writes))
     static_cast<uint8_t*>(pointer(to))[bytes / 2] ^= 0x10;
   return 0;
 }
 
-DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) {
+DriverCode FakeDriver::fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "fill")) return code;
   const Range* target = find(to, bytes);
-  if (!queues_.count(queue) || !target) return kInvalid;
+  if (!streams_.count(stream) || !target) return kInvalid;
   if (!may(device, *target)) return kIllegalAddress;
-  if (!unblocked_) queues_[queue].busy.insert(base_of(to));
+  if (!unblocked_) streams_[stream].busy.insert(base_of(to));
   std::memset(pointer(to), value, bytes);
   return 0;
 }
 
-DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
+DriverCode FakeDriver::drained(int, DeviceStream stream, bool* done) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "drained")) return code;
-  *done = (unblocked_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels.empty();
-  if (*done) queues_.at(queue).busy.clear();
+  *done = (unblocked_ || !streams_.at(stream).hangs) && streams_.at(stream).kernels.empty();
+  if (*done) streams_.at(stream).busy.clear();
   return 0;
 }
 

@@ -68,7 +68,7 @@ class FakeDriver : public DeviceDriver {
   std::string unreleased() const;
   /// How often a call was made.
   int calls_of(const std::string& call) const;
-  /// Lets blocked calls return and hanging queues drain.
+  /// Lets blocked calls return and hanging streams drain.
   void unblock();
   /// The effect on a kernel's stores there: that of the pair, if the address is another device's.
   PeerAccess access_of(int device, const void* at) const;
@@ -77,8 +77,8 @@ class FakeDriver : public DeviceDriver {
   /// The bytes of all devices that a kernel reaches at an address of a multicast object, by GPU. It aborts if they are
   /// not bound, or if the object is not mapped there.
   std::vector<std::byte*> multicast(const void* at) const;
-  /// Runs a kernel that was launched on a queue, on a thread of its own.
-  void run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel);
+  /// Runs a kernel that was launched on a stream, on a thread of its own.
+  void run(const std::shared_ptr<FakeDriver>& self, DeviceStream stream, std::function<void()> kernel);
 
   std::string error_text(DriverCode code) const override;
   DriverCode count(int* devices) override;
@@ -110,11 +110,11 @@ class FakeDriver : public DeviceDriver {
   DriverCode enable_peer(int device, int peer) override;
   DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) override;
   DriverCode unpin(int device, void* memory) override;
-  DriverCode open_queue(int device, DeviceQueue* queue) override;
-  DriverCode close_queue(int device, DeviceQueue queue) override;
-  DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) override;
-  DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) override;
-  DriverCode drained(int device, DeviceQueue queue, bool* done) override;
+  DriverCode create_stream(int device, DeviceStream* stream) override;
+  DriverCode destroy_stream(int device, DeviceStream stream) override;
+  DriverCode copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) override;
+  DriverCode fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) override;
+  DriverCode drained(int device, DeviceStream stream, bool* done) override;
   DriverCode flush_rdma(int device) override;
 
  private:
@@ -169,13 +169,13 @@ class FakeDriver : public DeviceDriver {
   std::map<DeviceMemory, Memory> memories_;
   std::map<DevicePtr, size_t> reserved_;
   std::map<DevicePtr, Range> ranges_;
-  struct Queue {
+  struct Stream {
     int device = 0;
     bool hangs = false;
     std::deque<std::function<void()>> kernels;  // that have not ended, in order
     std::set<DevicePtr> busy;                   // accessed by work that was begun and is not known to have ended
   };
-  std::map<DeviceQueue, Queue> queues_;
+  std::map<DeviceStream, Stream> streams_;
 };
 
 /// Memory of a GPU, and the multicast object of a descriptor; 0: none. For the parts of the driver alone.

@@ -66,15 +66,15 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
     });
     return {};
   }
-  Status launch_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
-                         std::span<const kernel::Piece> table, const kernel::MulticastView& view) override {
+  Status launch_on_stream(DeviceStream stream, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                          std::span<const kernel::Piece> table, const kernel::MulticastView& view) override {
     NVX_TRY(check(channel, jobs, table, view));
     const int trial = trials++;
     if (trial == 0) std::this_thread::sleep_for(delay);
     const std::chrono::milliseconds pause = trial < most_slow ? slow : std::chrono::milliseconds(0);
     const bool hangs = kernel::is_multicast(jobs) && hangs_in_switch;
     if (!kernel::is_multicast(jobs)) NVX_TRY(trial_refusal);
-    driver_->run(driver_, queue,
+    driver_->run(driver_, stream,
                  [kernel = spec(channel, jobs, table, view), job = jobs.front(), pause, bends = bends, hangs] {
                    std::this_thread::sleep_for(pause);
                    if (!hangs) kernel();

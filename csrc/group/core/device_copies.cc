@@ -14,31 +14,31 @@
 namespace nvx {
 namespace {
 
-using Queues = std::vector<std::unique_ptr<DeviceWork>>;
+using Streams = std::vector<std::unique_ptr<DeviceWork>>;
 
 constexpr size_t kLeastLease = 256 << 10, kMostLease = DeviceArena::kForMessages / 2;
-constexpr int kQueues = 2;
+constexpr int kStreams = 2;
 
 }  // namespace
 
 std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   const auto open = [driver = setting.driver, device = setting.device] {
     const BesideCaptures beside;
-    Queues queues;
-    for (int i = 0; i < kQueues; ++i)
-      queues.push_back(std::make_unique<DeviceWork>(driver, device, std::vector<std::shared_ptr<DeviceRegion>>()));
-    return queues;
+    Streams streams;
+    for (int i = 0; i < kStreams; ++i)
+      streams.push_back(std::make_unique<DeviceWork>(driver, device, std::vector<std::shared_ptr<DeviceRegion>>()));
+    return streams;
   };
-  Queues queues = call_or_throw<Queues>("opening queues for messages", Deadline::after(setting.timeout), open);
+  Streams streams = call_or_throw<Streams>("creating streams for messages", Deadline::after(setting.timeout), open);
   const std::shared_ptr<DeviceCopies> copies(new DeviceCopies(std::move(setting)));
-  copies->idle_ = std::move(queues);
+  copies->idle_ = std::move(streams);
   copies->poller_ = Poller::of(copies->weak_from_this(), &DeviceCopies::progress, Poller::kSoon);
   return copies;
 }
 
-/// No copy runs any more. The driver may hang in the calls below. The queues are closed before the mappings.
+/// No copy runs any more. The driver may hang in the calls below. The streams are destroyed before the mappings.
 DeviceCopies::~DeviceCopies() {
-  destroy_on_thread("closing the queues of messages", std::pair(std::move(setting_.peers), std::move(idle_)),
+  destroy_on_thread("destroying the streams of messages", std::pair(std::move(setting_.peers), std::move(idle_)),
                     setting_.timeout);
 }
 

@@ -42,8 +42,8 @@ struct DeviceCopy {
 };
 
 /// Copies between the GPUs of this host's ranks, for the messages of one group. A copy begins when it can run to its
-/// end at once: neither its queue nor any other stream waits for a peer. So it ends independently of the peers. It
-/// waits for one of a few queues: more would share the hardware's with kernels that wait for a peer. A pool thread
+/// end at once: neither its stream nor any other waits for a peer. So it ends independently of the peers. It waits
+/// for one of a few streams: more would share hardware queues with kernels that wait for a peer. A pool thread
 /// makes the driver's calls, because they may hang.
 class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
  public:
@@ -62,7 +62,7 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
     std::function<uint64_t(const std::byte*, size_t)> place_of;
     std::vector<Peer> peers;  ///< by local rank
   };
-  /// Opens the queues. Throws Error.
+  /// Creates the streams. Throws Error.
   static std::shared_ptr<DeviceCopies> of(Setting setting);
   ~DeviceCopies();
 

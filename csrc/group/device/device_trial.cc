@@ -173,9 +173,9 @@ class DeviceTrial {
         layout_{trial.channel.shape, trial.epochs()},
         findings_(trial.channel.shape.ranks) {}
 
-  /// Closing a queue may hang, so it has a deadline too.
+  /// Destroying a stream may hang, so it has a deadline too.
   ~DeviceTrial() {
-    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_),
+    destroy_on_thread("destroying the stream of the first exchange between GPU kernels", std::move(work_),
                       trial_.drain_timeout);
   }
   DeviceTrial(const DeviceTrial&) = delete;
@@ -233,11 +233,12 @@ class DeviceTrial {
     const auto open = [driver = driver_, device = options_.device, touches = trial_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
-    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(trial_.drain_timeout), open);
+    work_ =
+        call_or_throw<std::shared_ptr<DeviceWork>>("creating a stream", Deadline::after(trial_.drain_timeout), open);
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
       const Status begun =
-          launcher.launch_on_queue(work_->external_queue(), trial_.channel, jobs, {}, trial_.multicast);
+          launcher.launch_on_stream(work_->external_stream(), trial_.channel, jobs, {}, trial_.multicast);
       if (!begun.ok()) throw Error(begun);
     }
   }
@@ -272,7 +273,7 @@ class DeviceTrial {
     drain(Deadline::after(trial_.drain_timeout), "the first operations of GPU kernels");
   }
 
-  /// Starts a copy if `from` is set, and waits for all work in the queue.
+  /// Starts a copy if `from` is set, and waits for all work on the stream.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
     const auto steps = [work = work_, deadline, from, to = trial_.buffer->base(), bytes = layout_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
@@ -434,7 +435,7 @@ class DeviceTrial {
   const ChannelOptions& options_;
   const BufferLayout layout_;
   std::vector<TrialFinding> findings_;         // by peer
-  std::shared_ptr<DeviceWork> work_;           // the queue of the kernel, and then of the copies of pads
+  std::shared_ptr<DeviceWork> work_;           // the stream of the kernel, and then of the copies of pads
   const std::byte* copied_ = nullptr;          // the pad copied to `buffer`
   std::chrono::microseconds each_{0};          // this rank's operations; then the longest of all ranks'
   bool all_well_ = false, any_ended_ = false;  // ranks, by their last TrialInfo

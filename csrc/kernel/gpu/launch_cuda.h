@@ -70,10 +70,10 @@ class KernelLauncher {
     return is_multicast(jobs) ? launch_multicast_cuda(channel, jobs[0], view, stream)
                               : launch_cuda(channel, jobs, table, stream);
   }
-  /// The same on a queue that the driver has opened, for the trial, which runs before torch has streams.
-  virtual Status launch_on_queue(uint64_t queue, const DeviceChannel& channel, std::span<const Job> jobs,
-                                 std::span<const Piece> table, const MulticastView& view) {
-    return launch(channel, jobs, table, view, reinterpret_cast<void*>(queue));  // a CUstream is a cudaStream_t
+  /// The same on a stream that the driver has created, for the trial, which runs before torch has streams.
+  virtual Status launch_on_stream(uint64_t stream, const DeviceChannel& channel, std::span<const Job> jobs,
+                                  std::span<const Piece> table, const MulticastView& view) {
+    return launch(channel, jobs, table, view, reinterpret_cast<void*>(stream));  // a CUstream is a cudaStream_t
   }
   /// As load_cuda, on the calling thread's current device.
   virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }

@@ -24,8 +24,8 @@ const char* name(ShareKind kind);
 using DevicePtr = uint64_t;
 /// Physical memory without an address.
 using DeviceMemory = uint64_t;
-/// An in-order queue of work: a stream.
-using DeviceQueue = uint64_t;
+/// A CUstream.
+using DeviceStream = uint64_t;
 /// 0 for success, otherwise the driver's error code.
 using DriverCode = int;
 /// A fabric handle or a legacy IPC handle.
@@ -98,13 +98,13 @@ class DeviceDriver {
   virtual DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) = 0;
   virtual DriverCode unpin(int device, void* memory) = 0;
 
-  /// The queue's work begins before other work of the process that waits for room on the device.
-  virtual DriverCode open_queue(int device, DeviceQueue* queue) = 0;
-  virtual DriverCode close_queue(int device, DeviceQueue queue) = 0;
+  /// The stream's work begins before other work of the process that waits for room on the device.
+  virtual DriverCode create_stream(int device, DeviceStream* stream) = 0;
+  virtual DriverCode destroy_stream(int device, DeviceStream stream) = 0;
   /// copy() and fill() only enqueue work; drained() returns whether all enqueued work is complete.
-  virtual DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) = 0;
-  virtual DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) = 0;
-  virtual DriverCode drained(int device, DeviceQueue queue, bool* done) = 0;
+  virtual DriverCode copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) = 0;
+  virtual DriverCode fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) = 0;
+  virtual DriverCode drained(int device, DeviceStream stream, bool* done) = 0;
   /// Waits until kernels that run see all that network cards have written to this device's memory.
   virtual DriverCode flush_rdma(int device) = 0;
 };

@@ -245,24 +245,24 @@ class DriverLibrary : public InContexts {
     return in(device, [&] { return api_.cuMemHostUnregister(memory); });
   }
 
-  DriverCode open_queue(int device, DeviceQueue* queue) override {
-    cuda::Stream stream = nullptr;
+  DriverCode create_stream(int device, DeviceStream* stream) override {
+    cuda::Stream created = nullptr;
     const DriverCode code =
-        in(device, [&] { return api_.cuStreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, cuda::kFirst); });
-    *queue = reinterpret_cast<DeviceQueue>(stream);
+        in(device, [&] { return api_.cuStreamCreateWithPriority(&created, cuda::kStreamNonBlocking, cuda::kFirst); });
+    *stream = reinterpret_cast<DeviceStream>(created);
     return code;
   }
-  DriverCode close_queue(int device, DeviceQueue queue) override {
-    return in(device, [&] { return api_.cuStreamDestroy_v2(stream_of(queue)); });
+  DriverCode destroy_stream(int device, DeviceStream stream) override {
+    return in(device, [&] { return api_.cuStreamDestroy_v2(native(stream)); });
   }
-  DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) override {
-    return in(device, [&] { return api_.cuMemcpyAsync(to, from, bytes, stream_of(queue)); });
+  DriverCode copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) override {
+    return in(device, [&] { return api_.cuMemcpyAsync(to, from, bytes, native(stream)); });
   }
-  DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) override {
-    return in(device, [&] { return api_.cuMemsetD8Async(to, value, bytes, stream_of(queue)); });
+  DriverCode fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) override {
+    return in(device, [&] { return api_.cuMemsetD8Async(to, value, bytes, native(stream)); });
   }
-  DriverCode drained(int device, DeviceQueue queue, bool* done) override {
-    const DriverCode code = in(device, [&] { return api_.cuStreamQuery(stream_of(queue)); });
+  DriverCode drained(int device, DeviceStream stream, bool* done) override {
+    const DriverCode code = in(device, [&] { return api_.cuStreamQuery(native(stream)); });
     *done = code == cuda::kSuccess;
     return code == cuda::kNotReady ? cuda::kSuccess : code;
   }
@@ -272,7 +272,7 @@ class DriverLibrary : public InContexts {
   }
 
  private:
-  static cuda::Stream stream_of(DeviceQueue queue) { return reinterpret_cast<cuda::Stream>(queue); }
+  static cuda::Stream native(DeviceStream stream) { return reinterpret_cast<cuda::Stream>(stream); }
 };
 
 }  // namespace

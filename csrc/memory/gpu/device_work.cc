@@ -15,29 +15,29 @@ namespace nvx {
 DeviceWork::DeviceWork(std::shared_ptr<DeviceDriver> driver, int device,
                        std::vector<std::shared_ptr<DeviceRegion>> touches)
     : driver_(std::move(driver)), device_(device), touches_(std::move(touches)) {
-  check_driver(*driver_, driver_->open_queue(device_, &queue_), "cuStreamCreateWithPriority", device_);
+  check_driver(*driver_, driver_->create_stream(device_, &stream_), "cuStreamCreateWithPriority", device_);
 }
 
 DeviceWork::~DeviceWork() {
-  if (settled_) log_failed_call(*driver_, driver_->close_queue(device_, queue_), "cuStreamDestroy");
+  if (settled_) log_failed_call(*driver_, driver_->destroy_stream(device_, stream_), "cuStreamDestroy");
   if (settled_) return;
   for (const auto& region : touches_) region->abandon();
 }
 
 void DeviceWork::copy(DevicePtr to, DevicePtr from, size_t bytes) {
-  check_driver(*driver_, driver_->copy(device_, queue_, to, from, bytes), "cuMemcpyAsync", device_);
+  check_driver(*driver_, driver_->copy(device_, stream_, to, from, bytes), "cuMemcpyAsync", device_);
   settled_ = false;
 }
 
 void DeviceWork::fill(DevicePtr to, uint8_t value, size_t bytes) {
-  check_driver(*driver_, driver_->fill(device_, queue_, to, value, bytes), "cuMemsetD8Async", device_);
+  check_driver(*driver_, driver_->fill(device_, stream_, to, value, bytes), "cuMemsetD8Async", device_);
   settled_ = false;
 }
 
 bool DeviceWork::drain(const Deadline& deadline, std::chrono::microseconds pause) {
   while (!settled_) {
     bool done = false;
-    check_driver(*driver_, driver_->drained(device_, queue_, &done), "cuStreamQuery", device_);
+    check_driver(*driver_, driver_->drained(device_, stream_, &done), "cuStreamQuery", device_);
     settled_ = done;
     if (done) break;
     if (deadline.passed(Clock::now())) return false;

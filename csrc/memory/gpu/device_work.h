@@ -27,7 +27,7 @@ struct PairVerdict {
 };
 
 /// Work for a device, in order. Work that was begun and is not known to have ended may continue as long as the process
-/// lives. Then the queue and all memory that the work accesses stay as long too, even if all owners release them.
+/// lives. Then the stream and all memory that the work accesses stay as long too, even if all owners release them.
 class DeviceWork {
  public:
   /// `touches`: the memory that the work accesses. Throws Error.
@@ -38,10 +38,10 @@ class DeviceWork {
   /// copy() and fill() begin work. They throw Error if the driver refuses; that work has then not begun.
   void copy(DevicePtr to, DevicePtr from, size_t bytes);
   void fill(DevicePtr to, uint8_t value, size_t bytes);
-  /// The queue, for a caller that enqueues other work on it; drain() waits for that too.
-  DeviceQueue external_queue() {
+  /// The stream, for a caller that enqueues other work on it; drain() waits for that too.
+  DeviceStream external_stream() {
     settled_ = false;
-    return queue_;
+    return stream_;
   }
   /// Waits, with pauses, for all work that was begun. False if it does not end in time. Throws Error if a query fails.
   bool drain(const Deadline& deadline, std::chrono::microseconds pause = std::chrono::microseconds(20));
@@ -52,7 +52,7 @@ class DeviceWork {
   const std::shared_ptr<DeviceDriver> driver_;
   const int device_;
   const std::vector<std::shared_ptr<DeviceRegion>> touches_;
-  DeviceQueue queue_ = 0;
+  DeviceStream stream_ = 0;
   bool settled_ = true;  // no work that was begun can still continue
 };
 
@@ -60,7 +60,7 @@ class DeviceWork {
 /// throws Error if the driver refuses.
 PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline);
 
-/// Begins work, by `begin`, on a queue of its own, and waits until it is complete. `what`: the work, for messages. If
+/// Begins work, by `begin`, on a stream of its own, and waits until it is complete. `what`: the work, for messages. If
 /// it hangs, the memory that it touches stays until the process ends.
 PairVerdict work_now(const std::shared_ptr<DeviceDriver>& driver, int device,
                      const std::vector<std::shared_ptr<DeviceRegion>>& touches, const std::string& what,

@@ -127,7 +127,7 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
     std::string unreleased;
     const auto settled = [&] {
       unreleased = process.driver->unreleased();
-      return unreleased.empty() || faulted == "drained" || (faulted == "copy" && contains(unreleased, "1 queues"));
+      return unreleased.empty() || faulted == "drained" || (faulted == "copy" && contains(unreleased, "1 streams"));
     };
     // A thread that has made a call frees its resources shortly after its end is reported.
     EXPECT_TRUE(eventually(milliseconds(5000), settled)) << "call " << tried << ", " << faulted << ": " << unreleased;
@@ -395,7 +395,7 @@ TEST(DeviceTeardown, MemoryThatAKernelMayWriteToIsNotReleased) {
   const size_t used = world.arena(0).used();
   executor.reset();
   world.leave();
-  FakeDriver& driver = *world.process(0).driver;  // a thread of its own gives the copy's queue back
+  FakeDriver& driver = *world.process(0).driver;  // a thread of its own destroys the copy's stream
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver.unreleased() == unreleased; }))
       << driver.unreleased();
   world.arena(0).free(world.arena(0).allocate(1));

@@ -64,7 +64,7 @@ struct Fault {
 const Fault kFaults[] = {
     // The device does not work at all.
     {kAll, "describe", kError, kError, "no pinned host memory: rank 1: "},
-    {kAll, "open_queue", kError, kError, "no pinned host memory: rank 1: "},
+    {kAll, "create_stream", kError, kError, "no pinned host memory: rank 1: "},
     // A kind cannot be created, exported or imported: the next one is used.
     {kAll, "granularity", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "create", kIpc, kIpc, "no fabric handle: rank 1: "},
@@ -86,7 +86,7 @@ const Fault kFaults[] = {
     {kAll, "copy", kError, kError, "GPU 1 cannot complete a copy to its own memory"},
     {kAll, "pin", kError, kError, "GPU 1 cannot complete a copy to its own memory"},
     // Calls that return resources: an error is logged; a call that hangs makes the kind unavailable.
-    {kAll, "close_queue", kFabric, kError, "rank 1: "},
+    {kAll, "destroy_stream", kFabric, kError, "rank 1: "},
     {kAll, "release", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kAll, "unmap", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kAll, "unreserve", kFabric, kIpc, "no fabric handle: rank 1: "},
@@ -278,7 +278,7 @@ TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
   EXPECT_EQ(arena.allocate(M).offset, first.offset);
   EXPECT_EQ(arena.allocate(M).offset, 2 * M) << "what is behind the first one may still be filled";
   process.registry.reset();
-  EXPECT_EQ(process.driver->unreleased(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
+  EXPECT_EQ(process.driver->unreleased(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 streams ");
 }
 
 /// The offer of a rank is checked: it may not be larger than its memory.

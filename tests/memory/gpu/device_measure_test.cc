@@ -60,7 +60,7 @@ TEST(DeviceMeasure, WhicheverCallFailsEverythingIsReturned) {
     const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
     EXPECT_NE(speed.why_not.find("fake refusal 999"), std::string::npos) << n;
     const bool begun = driver->faulted_call() == "drained";
-    EXPECT_EQ(driver->unreleased(), begun ? "2 allocations 1 queues " : "") << n;
+    EXPECT_EQ(driver->unreleased(), begun ? "2 allocations 1 streams " : "") << n;
     kept += begun;
   }
   EXPECT_GT(kept, 0);
@@ -68,7 +68,7 @@ TEST(DeviceMeasure, WhicheverCallFailsEverythingIsReturned) {
 
 TEST(DeviceMeasure, WhicheverCallHangsItReturns) {
   for (const char* call :
-       {"can_reach", "allocate", "enable_peer", "open_queue", "copy", "drained", "close_queue", "free"}) {
+       {"can_reach", "allocate", "enable_peer", "create_stream", "copy", "drained", "destroy_stream", "free"}) {
     const auto driver = std::make_shared<FakeDriver>(2);
     driver->block(call);
     const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(100)));

@@ -171,7 +171,7 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndEverythingIsReturned) {
       one.driver().fail_call(-1);
       has[rank] = one.span != nullptr;
       write_and_look(*one.mappings, one.bootstrap, rank, 2);
-      if (one.driver().faulted_call() == "drained") return (void)one.bootstrap.all_gather({});  // the queue stays
+      if (one.driver().faulted_call() == "drained") return (void)one.bootstrap.all_gather({});  // the stream stays
       EXPECT_EQ(one.close(), "") << one.driver().faulted_call();
     });
     EXPECT_EQ(has[0], has[1]) << n;

@@ -253,12 +253,12 @@ TEST(PeerPool, OfTheSameProcessNeedsNoServer) {
   DevicePool& pool = process.registry->pool(1);
   const DevicePtr place = pool.allocate(2 * M);
   const auto copies = [&](int device) {
-    DeviceQueue queue = 0;
-    EXPECT_EQ(process.driver->open_queue(device, &queue), 0);
-    const DriverCode code = process.driver->fill(device, queue, place, 5, M);
+    DeviceStream stream = 0;
+    EXPECT_EQ(process.driver->create_stream(device, &stream), 0);
+    const DriverCode code = process.driver->fill(device, stream, place, 5, M);
     bool done = false;
-    EXPECT_EQ(process.driver->drained(device, queue, &done), 0);
-    EXPECT_EQ(process.driver->close_queue(device, queue), 0);
+    EXPECT_EQ(process.driver->drained(device, stream, &done), 0);
+    EXPECT_EQ(process.driver->destroy_stream(device, stream), 0);
     return code == 0;
   };
   EXPECT_FALSE(copies(0)) << "not yet";

@@ -277,7 +277,7 @@ TEST(PeerMappings, ACorruptPairFallsBackToPinnedHostMemoryAndReportsWhy) {
       // The blocked calls return at last, and return their resources.
       EXPECT_TRUE(eventually(
           milliseconds(10'000),
-          [&] { return row.has(PeerAccess::kHangs) || driver->unreleased().find("queues") == std::string::npos; }))
+          [&] { return row.has(PeerAccess::kHangs) || driver->unreleased().find("streams") == std::string::npos; }))
           << row.name << driver->unreleased();
       if (!row.has(PeerAccess::kHangs) && !row.has(PeerAccess::kBlocks)) {
         EXPECT_EQ(unreleased_at_rest(*driver), "") << row.name;
@@ -348,7 +348,7 @@ TEST(PeerMappings, WhicheverCallFailsEverythingIsReturned) {
       const std::string faulted = drivers[1]->faulted_call();
       const std::string row = "call " + std::to_string(n) + ", " + faulted + ", " + name(kind);
       if (faulted == "drained") {  // work that was begun may continue
-        EXPECT_NE(drivers[1]->unreleased().find("1 queues"), std::string::npos) << row;
+        EXPECT_NE(drivers[1]->unreleased().find("1 streams"), std::string::npos) << row;
       } else {
         for (const auto& driver : drivers) EXPECT_EQ(unreleased_at_rest(*driver), "") << row;
         EXPECT_EQ(open_fds(), before) << row;
