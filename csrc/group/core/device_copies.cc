@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/flag.h"
 #include "base/per_process.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "memory/driver/thread_call.h"
 
 namespace nvx {
@@ -23,7 +23,7 @@ constexpr int kStreams = 2;
 
 std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   const auto open = [driver = setting.driver, device = setting.device] {
-    const BesideCaptures beside;
+    const RelaxedCaptureGuard relaxed;
     Streams streams;
     for (int i = 0; i < kStreams; ++i)
       streams.push_back(std::make_unique<DeviceWork>(driver, device, std::vector<std::shared_ptr<DeviceRegion>>()));
@@ -84,7 +84,7 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
 /// Polls for a further 50 us after a copy has begun or ended, since most take microseconds. True if any still runs.
 bool DeviceCopies::progress() {
   constexpr std::chrono::microseconds kPollFor{50};
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   for (;; relax()) {
     {
       MutexLock lock(mutex_);

@@ -23,7 +23,7 @@ class TailEvent {
   /// records it again, beside later work. A capture has one record, behind the work of all calls.
   Status record(void* stream, uint64_t capture);
   /// Whether the device has passed the event; true also if that can no longer be queried. Only for threads whose
-  /// current device is the event's, and that may query events during captures (memory/driver/beside_captures.h).
+  /// current device is the event's, and that may query events during captures (memory/driver/relaxed_capture_guard.h).
   bool passed() const;
 
  private:

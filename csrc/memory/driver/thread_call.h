@@ -17,7 +17,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 /// Calls that may never return. Each runs on a thread of its own. On a timeout the thread is abandoned together with
 /// everything that it may still access, so a call must own all that it captures.
@@ -30,7 +30,7 @@ class ThreadCall {
   /// Throws std::system_error if no thread can be started.
   explicit ThreadCall(std::function<Result()> work) {
     std::thread([shared = shared_, work = std::move(work)]() mutable {
-      const BesideCaptures beside;
+      const RelaxedCaptureGuard relaxed;
       std::optional<Result> result;
       std::exception_ptr thrown;
       try {

@@ -10,7 +10,7 @@
 
 #include "base/contain.h"
 #include "base/error.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 namespace nvx {
 
@@ -31,7 +31,7 @@ LocalServer::~LocalServer() {
 }
 
 void LocalServer::serve() {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   constexpr int kRestMs = 100;  // pause while the process has no free descriptors
   bool rests = false;
   for (;;) {

@@ -1,7 +1,7 @@
 #include <cctype>
 
 #include "kernel/reduce/level.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/arguments/arguments.h"
 
 namespace nvx {
@@ -41,7 +41,7 @@ double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
   if (capture_of(current_stream(factor.device())) != 0)
     args.invalid("the factor of PREMUL_SUM is on ", factor.device(),
                  ", where a call that is captured into a graph cannot read it: give a number, or a tensor of the CPU");
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   return factor.item<double>();
 }
 

@@ -6,7 +6,7 @@
 #include "base/contain.h"
 #include "base/hash.h"
 #include "base/thread_state.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 namespace nvx {
 namespace {
@@ -153,7 +153,7 @@ void check_sparse(const Arguments& args, const Tensors& tensors) {
 IntrusiveWork all_reduce_through_host(CallContext& context, const Arguments& args, at::Tensor& tensor,
                                       const c10d::AllreduceOptions& opts) {
   refuse_capture(tensor.device());
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const WithoutAutograd guard;
   Tensors host{tensor.cpu()};
   c10d::AllreduceOptions now = opts;

@@ -10,7 +10,7 @@
 #include "base/interrupt.h"
 #include "group/plan/delegate_plan.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/core/argument_error.h"
 #include "torch/streams/staging_copies.h"
 
@@ -201,7 +201,7 @@ Status Delegate::check_flights() {
 }
 
 Status Delegate::check() {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const c10::OptionalDeviceGuard on(device_);  // for queries of events: see PooledEvent
   {
     MutexLock lock(mutex_);

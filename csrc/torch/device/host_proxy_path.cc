@@ -7,7 +7,7 @@
 #include "base/hash.h"
 #include "group/hierarchy/stream_host_proxy.h"
 #include "kernel/gpu/capture.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/core/interrupt.h"
 #include "torch/device/launched_work.h"
 
@@ -124,7 +124,7 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
     if (!left.ok()) return captured ? left : group.fail_begun(left);
   }
   {
-    const BesideCaptures beside;
+    const RelaxedCaptureGuard relaxed;
     const c10::OptionalDeviceGuard on(staging.stream().device());
     for (TensorOperation& c : op->collectives)
       NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
@@ -148,7 +148,7 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
     contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(op); });
   };
   auto kept = std::make_unique<Op>(op);
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const c10::StreamGuard on(staging.stream());
   const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
   const auto call = stream.capture != 0 ? +again : +once;

@@ -7,7 +7,7 @@
 
 #include "base/contain.h"
 #include "base/error.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/call/call.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
@@ -63,7 +63,7 @@ TorchStore store_beside(const Group& group, c10::intrusive_ptr<c10d::Store> stor
 
 bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at::Device device,
                  const std::shared_ptr<TorchStreamOrder>& order) {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const c10::OptionalDeviceGuard on(device);
   TorchStore ranks = store_beside(group, store);
   const bool yes = group.device().open(ranks, device.index(), order);

@@ -8,14 +8,14 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "memory/gpu/device_arena.h"
 #include "torch/streams/staging_copies.h"
 
 namespace nvx {
 
 void* PoolBlocks::allocate(size_t bytes, void* stream) {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   MutexLock lock(mutex_);
   free_passed();
   if (const DevicePtr at = reuse_pending(bytes, stream)) return reinterpret_cast<void*>(at);
@@ -28,7 +28,7 @@ void* PoolBlocks::allocate(size_t bytes, void* stream) {
 }
 
 void PoolBlocks::release(void* at, size_t bytes, void* stream) {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   MutexLock lock(mutex_);
   free_passed();
   // A block that a graph may use again cannot be reused, nor can one whose last use has no event to wait for.

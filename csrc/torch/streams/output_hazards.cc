@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 namespace nvx {
 
@@ -46,7 +46,7 @@ std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const Tensors& ou
 
 template <class Act>
 void OutputHazards::for_each_in(const Tensors& tensors, const Act& act) {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
   for (const auto& expected : expected_) {

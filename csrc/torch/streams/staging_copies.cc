@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/core/argument_error.h"
 
 namespace nvx {
@@ -65,7 +65,7 @@ void refuse_capture(at::Device device) {
 }
 
 at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type) {
-  const BesideCaptures beside;  // torch's pool of pinned memory queries events
+  const RelaxedCaptureGuard relaxed;  // torch's pool of pinned memory queries events
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   return at::empty(sizes, at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(!empty));
 }
@@ -208,7 +208,7 @@ void StagingCopies::copy_in_later_chunk(const Loads& loads) {
 }
 
 void StagingCopies::copy(const Loads& loads, const c10::Stream& stream) const {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const c10::StreamGuard on(stream);
   const WithoutAutograd guard;
   // A lazy conjugation or negation is resolved on the device first. Otherwise CUDA would resolve it in host memory,
@@ -240,7 +240,7 @@ std::optional<Status> StagingCopies::poll(Group& group, const Deadline& deadline
 
 /// Enqueues the delayed copies, if the stream has reached the call.
 bool StagingCopies::has_arrived() {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   if (later_ && called_.query()) {
     const Loads loads = *std::exchange(later_, std::nullopt);
     PooledEvent back;
@@ -260,7 +260,7 @@ Status StagingCopies::late(Group& group, const Deadline& deadline) const {
 
 void StagingCopies::copy_out(const Loads& loads) {
   if (loads.empty()) return;
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   const c10::StreamGuard on(comm_streams_.h2d);
   const WithoutAutograd guard;
   if (comm_streams_.d2h != comm_streams_.h2d) called_.block(comm_streams_.h2d);
@@ -281,7 +281,7 @@ void StagingCopies::keep(const at::Tensor& tensor, const c10::Stream& stream) co
 }
 
 bool StagingCopies::is_over() const {
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   return comm_streams_.capture != 0 || returned_.query();
 }
 

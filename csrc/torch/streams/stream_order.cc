@@ -4,7 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/streams/staging_copies.h"
 
 namespace nvx {
@@ -96,7 +96,7 @@ bool TorchStreamOrder::ended() {
 bool TorchStreamOrder::passed(const kernel::TailEvent& event) {
   bool over = true;
   contain("a query of the device", [&] {
-    const BesideCaptures beside;
+    const RelaxedCaptureGuard relaxed;
     const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), device_));
     over = event.passed();
   });

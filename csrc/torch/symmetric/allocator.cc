@@ -9,7 +9,7 @@
 #include "base/per_process.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "kernel/gpu/signals.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/backend.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
@@ -93,7 +93,7 @@ class Handle final : public symm_mem::SymmetricMemory {
         status = (ranks().*act)(group.core(), peer..., uint64_t(channel), span_of(timeout_ms));
         return;
       }
-      const BesideCaptures beside;
+      const RelaxedCaptureGuard relaxed;
       const c10::OptionalDeviceGuard on(device);
       const c10::Stream stream = current_stream(device);
       if (capture_of(stream) != 0) {

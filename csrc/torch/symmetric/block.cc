@@ -11,7 +11,7 @@
 #include "base/contain.h"
 #include "base/per_process.h"
 #include "base/round_up.h"
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "torch/communicator.h"
 #include "torch/core/interrupt.h"
 #include "torch/device/kernel_path.h"
@@ -77,7 +77,7 @@ void Block::take_device_memory(size_t bytes) {
   DevicePool& pool = DeviceRegistry::here().pool(device_.index());
   DevicePtr at;
   {
-    const BesideCaptures beside;
+    const RelaxedCaptureGuard relaxed;
     at = pool.allocate(bytes);
   }
   place_.offset = at - pool.base();
@@ -120,7 +120,7 @@ Block::~Block() {
 /// and at its peers, in a capture, whose graph may use it again, and if the device has failed.
 void Block::free_device_memory(AllRendezvous&& all) {
   auto stays = c10::make_scope_exit([&] { new auto(std::move(all)); });
-  const BesideCaptures beside;
+  const RelaxedCaptureGuard relaxed;
   if (capture_of(current_stream(device_)) != 0) return;
   c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   stays.release();

@@ -1,4 +1,4 @@
-#include "memory/driver/beside_captures.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 #include <dlfcn.h>
 
@@ -32,8 +32,8 @@ int change_to(int mode) {
 
 }  // namespace
 
-BesideCaptures::BesideCaptures() : before_(change_to(cuda::kCaptureModeRelaxed)) {}
+RelaxedCaptureGuard::RelaxedCaptureGuard() : before_(change_to(cuda::kCaptureModeRelaxed)) {}
 
-BesideCaptures::~BesideCaptures() { (void)change_to(before_); }
+RelaxedCaptureGuard::~RelaxedCaptureGuard() { (void)change_to(before_); }
 
 }  // namespace nvx

@@ -5,11 +5,11 @@ namespace nvx {
 /// While an object of this class lives, its thread may make CUDA calls although another thread is capturing a stream
 /// into a graph. Without it CUDA refuses calls that are unsafe during a capture, such as querying an event, and
 /// invalidates the capture. It does not permit queries of the captured work itself. It is cheap and can be nested.
-class BesideCaptures {
+class RelaxedCaptureGuard {
  public:
-  BesideCaptures();
-  ~BesideCaptures();
-  BesideCaptures(const BesideCaptures&) = delete;
+  RelaxedCaptureGuard();
+  ~RelaxedCaptureGuard();
+  RelaxedCaptureGuard(const RelaxedCaptureGuard&) = delete;
 
  private:
   const int before_;
