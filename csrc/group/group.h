@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "group/core/core.h"
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 #include "group/device/device_communicator.h"
 #include "group/p2p/symmetric.h"
 #include "group/p2p/window.h"

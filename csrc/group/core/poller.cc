@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 
 namespace nvx {
 
@@ -14,7 +14,7 @@ bool Poller::wake() {
 }
 
 bool Poller::find_thread() {
-  return Engine::here().start([self = shared_from_this()] { self->poll(); });
+  return ThreadPool::here().start([self = shared_from_this()] { self->poll(); });
 }
 
 /// `act()` may block, for example in the user's code, so this thread first finds another one for the rest.

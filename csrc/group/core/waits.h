@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "base/flag.h"
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 #include "group/plan/operation.h"
 #include "group/plan/plan.h"
 

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "group/core/core.h"
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 #include "group/device/device_pools.h"
 #include "group/device/kernel_executor.h"
 #include "group/device/rdma_trial.h"
@@ -25,7 +25,7 @@ namespace {
 /// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
 bool may_run(const KernelExecutor& kernels) {
   if (kernels.finished() != kernels.launched() || !kernels.signals_have_ended()) return true;
-  return kernels.may_be_replayed() && !Engine::here().stopping();
+  return kernels.may_be_replayed() && !ThreadPool::here().stopping();
 }
 
 std::chrono::milliseconds bootstrap_timeout(const Waits& waits) {

@@ -13,7 +13,7 @@
 #include "base/flag.h"
 #include "base/mutex.h"
 #include "group/core/core.h"
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 #include "group/p2p/message_peer.h"
 
 namespace nvx {

@@ -373,12 +373,12 @@ void stop_everything() {
   const Deadline deadline = Deadline::after(kGrace);
   auto& communicators = LiveObjects<Communicator>::here();
   communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
-  Engine::here().stop(std::chrono::milliseconds(100));
-  if (Engine::here().threads() != 0) {
+  ThreadPool::here().stop(std::chrono::milliseconds(100));
+  if (ThreadPool::here().threads() != 0) {
     communicators.each([](Communicator& one) {
       for (const auto& group : one.context.groups.all()) group->abort("its process exits");
     });
-    Engine::here().stop(kLast);
+    ThreadPool::here().stop(kLast);
   }
   HookThread::await_all();
   const auto messenger = net::Messenger::opened();

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <barrier>
 
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 #include "support/stores.h"
 
 namespace nvx::test {
@@ -63,11 +63,11 @@ TEST(Poller, GoesOnPollingWhileAnActIsHeldUp) {
 }
 
 TEST(Poller, ReportsWhereThereIsNoThread) {
-  Engine::here().limit(0);
+  ThreadPool::here().limit(0);
   std::atomic<int> looks{0};
   const auto poller = std::make_shared<Poller>([&] { return ++looks, Poller::Seen(); }, kQuick);
   EXPECT_FALSE(poller->wake());
-  Engine::here().limit(SIZE_MAX);
+  ThreadPool::here().limit(SIZE_MAX);
   EXPECT_TRUE(poller->wake());
   EXPECT_TRUE(eventually(std::chrono::seconds(30), [&] { return looks == 1; }));
 }

@@ -1,4 +1,4 @@
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 
 #include <chrono>
 #include <system_error>
@@ -50,7 +50,7 @@ bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
 }
 
 bool Lane::find_thread() {
-  if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });
+  if (!scheduled_) scheduled_ = ThreadPool::here().start([lane = shared_from_this()] { lane->drain(); });
   return scheduled_;
 }
 
@@ -127,10 +127,10 @@ void Lane::settle(std::chrono::milliseconds span, Until until) {
   --waiters_;
 }
 
-/// Threads do not cross a fork, so a child starts with an engine of its own.
-Engine& Engine::here() { return of_this_process<Engine>(); }
+/// Threads do not cross a fork, so a child starts with a pool of its own.
+ThreadPool& ThreadPool::here() { return of_this_process<ThreadPool>(); }
 
-bool Engine::start(Job job) {
+bool ThreadPool::start(Job job) {
   MutexLock lock(mutex_);
   if (threads_ > most_ || (jobs_.size() >= idle_ && !make_thread())) return false;
   jobs_.push_back(std::move(job));
@@ -138,7 +138,7 @@ bool Engine::start(Job job) {
   return true;
 }
 
-bool Engine::make_thread() {
+bool ThreadPool::make_thread() {
   try {
     if (threads_ >= most_) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
     std::thread([this] { work(); }).detach();
@@ -156,22 +156,22 @@ bool Engine::make_thread() {
   return true;
 }
 
-void Engine::limit(size_t most) {
+void ThreadPool::limit(size_t most) {
   MutexLock lock(mutex_);
   most_ = most;
 }
 
-size_t Engine::threads() {
+size_t ThreadPool::threads() {
   MutexLock lock(mutex_);
   return threads_;
 }
 
-bool Engine::stopping() {
+bool ThreadPool::stopping() {
   MutexLock lock(mutex_);
   return stopping_;
 }
 
-void Engine::work() {
+void ThreadPool::work() {
   begin_own_thread("nvx");
   MutexLock lock(mutex_);
   for (;;) {
@@ -197,7 +197,7 @@ void Engine::work() {
   changed_.notify_all();
 }
 
-void Engine::stop(std::chrono::milliseconds span) {
+void ThreadPool::stop(std::chrono::milliseconds span) {
   const auto end = std::chrono::steady_clock::now() + span;
   MutexLock lock(mutex_);
   stopping_ = true;

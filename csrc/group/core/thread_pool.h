@@ -80,11 +80,11 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
 /// The process-wide pool of threads for asynchronous operations. Every job has a thread of its own, so no group waits
 /// for another one. Idle threads sleep, and end after a while.
-class Engine {
+class ThreadPool {
  public:
   using Job = std::function<void()>;
 
-  static Engine& here();
+  static ThreadPool& here();
 
   /// False if no thread is idle and none can be created: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);

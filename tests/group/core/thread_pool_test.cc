@@ -1,6 +1,6 @@
 // The order of a lane and the threads of the pool.
 
-#include "group/core/engine.h"
+#include "group/core/thread_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -135,7 +135,7 @@ TEST(Lane, MayGoWhileATaskIsQueued) {
 }
 
 /// A task of one lane may wait for a task of any other lane: no two lanes share a thread.
-TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
+TEST(ThreadPool, NoLaneWaitsForAnotherOnesThread) {
   constexpr int kLanes = 16;
   std::vector<std::shared_ptr<Lane>> lanes;
   std::atomic<int> arrived{0};
@@ -149,10 +149,10 @@ TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
     lanes.back()->submit(tasks.back());
   }
   for (const auto& task : tasks) EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return task->done(); }));
-  EXPECT_GE(Engine::here().threads(), size_t(1));
+  EXPECT_GE(ThreadPool::here().threads(), size_t(1));
 }
 
-TEST(Engine, ManyThreadsSubmitAndWait) {
+TEST(ThreadPool, ManyThreadsSubmitAndWait) {
   const auto lane = std::make_shared<Lane>();
   int count = 0;  // guarded by the lane
   as_threads(4, [&](int) {
@@ -170,14 +170,14 @@ TEST(Engine, ManyThreadsSubmitAndWait) {
   EXPECT_EQ(count, 4 * 300);
 }
 
-TEST(Engine, AForkedChildHasOneOfItsOwn) {
+TEST(ThreadPool, AForkedChildHasOneOfItsOwn) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const auto warm = std::make_shared<Lane>();
   const auto task = note([](Runner) {});
   warm->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
   all_end_well(1, [](int) {
-    EXPECT_EQ(Engine::here().threads(), 0u);
+    EXPECT_EQ(ThreadPool::here().threads(), 0u);
     const auto lane = std::make_shared<Lane>();
     const auto mine = note([](Runner) {});
     lane->submit(mine);
@@ -203,12 +203,12 @@ TEST(Lane, ExceptionOfATaskLeavesTheLaneUsable) {
 /// A process that cannot create another thread.
 class NoThreads : public testing::Test {
  protected:
-  NoThreads() { Engine::here().limit(0); }
-  ~NoThreads() override { Engine::here().limit(SIZE_MAX); }
+  NoThreads() { ThreadPool::here().limit(0); }
+  ~NoThreads() override { ThreadPool::here().limit(SIZE_MAX); }
 };
 
 TEST_F(NoThreads, SubmitterRunsTheTask) {
-  EXPECT_FALSE(Engine::here().start([] {}));
+  EXPECT_FALSE(ThreadPool::here().start([] {}));
   const auto lane = std::make_shared<Lane>();
   for (int i = 0; i < 3; ++i) {
     const auto task = note([](Runner) {});
@@ -242,21 +242,21 @@ TEST_F(NoThreads, AWaiterRunsTheTaskEvenIfItNeedNot) {
 TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
   const auto lane = std::make_shared<Lane>();
   lane->submit(note([](Runner) {}));
-  Engine::here().limit(SIZE_MAX);
+  ThreadPool::here().limit(SIZE_MAX);
   const auto task = note([](Runner runner) { EXPECT_EQ(runner, Runner::kPool); });
   lane->submit(task);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
-  EXPECT_GE(Engine::here().threads(), size_t(1));
+  EXPECT_GE(ThreadPool::here().threads(), size_t(1));
 }
 
 /// This test is the last, because the process has no pool after it.
-TEST(EngineStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
+TEST(ThreadPoolStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
   const auto lane = std::make_shared<Lane>();
   const auto task = note([](Runner) {});
   lane->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
-  Engine::here().stop(std::chrono::seconds(10));
-  EXPECT_EQ(Engine::here().threads(), 0u);
+  ThreadPool::here().stop(std::chrono::seconds(10));
+  EXPECT_EQ(ThreadPool::here().threads(), 0u);
   const auto late = note([](Runner) {});
   lane->submit(late);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));
