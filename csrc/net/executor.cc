@@ -36,11 +36,11 @@ ScheduleRun::~ScheduleRun() {
 }
 
 std::byte* ScheduleRun::at(const schedule::Range& range) const {
-  switch (range.place) {
+  switch (range.buffer) {
     // Schedules never write to the input, except through an output in the same memory.
-    case schedule::Place::kInput: return const_cast<std::byte*>(args_.input) + range.offset;
-    case schedule::Place::kOutput: return args_.output + range.offset;
-    case schedule::Place::kScratch: return args_.scratch + range.offset;
+    case schedule::Buffer::kInput: return const_cast<std::byte*>(args_.input) + range.offset;
+    case schedule::Buffer::kOutput: return args_.output + range.offset;
+    case schedule::Buffer::kScratch: return args_.scratch + range.offset;
   }
   return nullptr;
 }

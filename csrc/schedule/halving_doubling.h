@@ -27,7 +27,7 @@ struct Fold {
 struct FoldedRound {
   Fold fold;
   int place, k;
-  Place from;  ///< the partial sum: in the input until something has been added to it
+  Buffer from;  ///< the partial sum: in the input until something has been added to it
 };
 
 /// An all_reduce of the core, with a step before and after it for the extra ranks.
@@ -149,16 +149,16 @@ struct HalvingReduceScatter : AnyLayout {
 
  private:
   /// The blocks first .. last - 1. In scratch they begin at 0.
-  static constexpr Range run(const Layout& l, int first, int last, Place place) {
+  static constexpr Range run(const Layout& l, int first, int last, Buffer buffer) {
     const Block from = l.block(first), to = l.block(last - 1);
-    return {place, from.offset - (place == kScratch ? l.block(0).offset : 0), to.end() - from.offset};
+    return {buffer, from.offset - (buffer == kScratch ? l.block(0).offset : 0), to.end() - from.offset};
   }
 
   /// A round of the core. A rank without an extra one writes its last round directly to the output.
   static constexpr Step halve(const Layout& l, const FoldedRound& r, Range result) {
     const int distance = r.fold.core >> (r.k + 1);
     const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;
-    const auto blocks = [&](int place, Place in) {
+    const auto blocks = [&](int place, Buffer in) {
       return run(l, r.fold.rank(place), r.fold.rank(place + distance), in);
     };
     const bool last = distance == 1 && r.place >= r.fold.extra;

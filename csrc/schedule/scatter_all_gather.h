@@ -39,7 +39,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
     constexpr int rounds() const { return lacks(tree) > lacks(next) ? lacks(tree) : lacks(next); }
     constexpr int lacks(const BinomialTree& t) const { return l.size - t.weight(); }
     constexpr Block parts(const BinomialTree& t) const { return l.parts(t.v, t.v + t.weight(), l.size); }
-    constexpr Place source() const { return root() ? kInput : kOutput; }
+    constexpr Buffer source() const { return root() ? kInput : kOutput; }
 
     constexpr Step scatter(int j) const {
       const BinomialTree child{tree.child(j), l.size};

@@ -10,12 +10,12 @@
 /// at(), give every rank its steps. net/executor runs them; tests prove and simulate them.
 namespace nvx::schedule {
 
-/// One of a rank's three memories. Input and output may be the same memory; a schedule must be correct in both cases.
-enum class Place : uint8_t { kInput, kOutput, kScratch };
-using enum Place;
+/// One of a rank's three buffers. Input and output may be the same memory; a schedule must be correct in both cases.
+enum class Buffer : uint8_t { kInput, kOutput, kScratch };
+using enum Buffer;
 
 struct Range {
-  Place place = Place::kOutput;
+  Buffer buffer = Buffer::kOutput;
   size_t offset = 0;  ///< bytes
   size_t bytes = 0;
 };
@@ -58,13 +58,13 @@ bool may_begin_beside(const Step& earlier, bool received, bool sent, const Step&
   return sent || !overlap(writes, earlier.send);
 }
 
-/// A rank's part of one memory.
+/// A rank's part of one buffer.
 struct Block {
   size_t offset = 0;
   size_t bytes = 0;
 
   constexpr size_t end() const { return offset + bytes; }
-  constexpr Range in(Place place) const { return {place, offset, bytes}; }
+  constexpr Range in(Buffer buffer) const { return {buffer, offset, bytes}; }
 };
 
 /// The sizes and places of a collective. The same on every rank, except where noted.

@@ -38,7 +38,7 @@ Shape typical(Collective collective, int size) {
 }
 
 bool same(const Range& a, const Range& b) {
-  return a.bytes == b.bytes && (a.bytes == 0 || (a.place == b.place && a.offset == b.offset));
+  return a.bytes == b.bytes && (a.bytes == 0 || (a.buffer == b.buffer && a.offset == b.offset));
 }
 bool same(const Step& a, const Step& b) {
   return a.send_to == b.send_to && a.recv_from == b.recv_from && a.reduce == b.reduce && same(a.send, b.send) &&

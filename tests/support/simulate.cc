@@ -123,10 +123,10 @@ bool agree(const Steps& from, const Steps& to) {
 }
 
 struct Bounds {
-  size_t bytes[3];  ///< by Place
+  size_t bytes[3];  ///< by Buffer
 
   bool holds(const Range& r, size_t width) const {
-    const size_t room = bytes[int(r.place)];
+    const size_t room = bytes[int(r.buffer)];
     return r.bytes == 0 ||
            (r.bytes <= room && r.offset <= room - r.bytes && r.bytes % width == 0 && r.offset % width == 0);
   }

@@ -9,9 +9,9 @@ namespace nvx::test {
 namespace {
 
 using schedule::Block;
+using schedule::Buffer;
 using schedule::Layout;
 using schedule::Order;
-using schedule::Place;
 using schedule::Range;
 using schedule::Row;
 using schedule::Step;
@@ -48,17 +48,17 @@ struct Span {
 /// Input, output and scratch of one rank.
 struct RankMemory {
   std::vector<Cell> cells;
-  Span places[3];
+  Span buffers[3];
 
   RankMemory(const Shape& shape, int rank, size_t scratch, Memory memory, uint64_t seed) {
     const size_t width = shape.width, in = shape.input_bytes(rank), out = shape.output_bytes(rank);
     const Overlay o = memory == Memory::kShared ? overlay(shape, rank) : Overlay{.output = in};
     const size_t end = std::max(o.input + in, o.output + out);
-    places[int(Place::kInput)] = {o.input / width, (o.input + in) / width};
-    places[int(Place::kOutput)] = {o.output / width, (o.output + out) / width};
-    places[int(Place::kScratch)] = {end / width, (end + scratch) / width};
+    buffers[int(Buffer::kInput)] = {o.input / width, (o.input + in) / width};
+    buffers[int(Buffer::kOutput)] = {o.output / width, (o.output + out) / width};
+    buffers[int(Buffer::kScratch)] = {end / width, (end + scratch) / width};
     for (size_t i = 0; i < (end + scratch) / width; ++i) cells.push_back(Cell::garbage(seed + uint64_t(rank), i));
-    const Span& input = places[int(Place::kInput)];
+    const Span& input = buffers[int(Buffer::kInput)];
     for (size_t i = input.begin; i < input.end; ++i) cells[i] = Cell::of_input(rank, i - input.begin);
   }
 };
@@ -281,7 +281,7 @@ class Runner {
   bool is_sound(const Step& step, const Flight& f) {
     const auto same_or_apart = [](const Span& a, const Span& b) { return a.is(b) || !a.overlaps(b); };
     if (step.reduce && (!f.receives || step.with.bytes != step.recv.bytes)) return fail(f, "combines what?");
-    if (f.receives && step.recv.place == Place::kInput) return fail(f, "writes to the input");
+    if (f.receives && step.recv.buffer == Buffer::kInput) return fail(f, "writes to the input");
     if (!same_or_apart(f.send, f.recv) || !same_or_apart(f.send, f.with) || !same_or_apart(f.recv, f.with)) {
       return fail(f, "has ranges that overlap");
     }
@@ -292,11 +292,11 @@ class Runner {
   }
 
   bool locate(const Flight& f, const Range& range, Span* span) {
-    const Span& place = memories_[size_t(f.rank)].places[int(range.place)];
+    const Span& buffer = memories_[size_t(f.rank)].buffers[int(range.buffer)];
     if (range.offset % shape_.width || range.bytes % shape_.width) return fail(f, "splits an element");
     const size_t begin = range.offset / shape_.width, length = range.bytes / shape_.width;
-    if (length > 0 && (begin > place.length() || length > place.length() - begin)) return fail(f, "is out of bounds");
-    *span = {place.begin + begin, place.begin + begin + length};
+    if (length > 0 && (begin > buffer.length() || length > buffer.length() - begin)) return fail(f, "is out of bounds");
+    *span = {buffer.begin + begin, buffer.begin + begin + length};
     return true;
   }
 
@@ -319,14 +319,14 @@ class Runner {
     const RankMemory& before = before_[size_t(rank)];
     std::vector<bool> due(memory.cells.size());
     for (const Due& d : contract(shape_, rank)) {
-      const Span output = memory.places[int(Place::kOutput)];
+      const Span output = memory.buffers[int(Buffer::kOutput)];
       for (size_t i = 0; i < d.output.bytes / shape_.width; ++i) {
         const size_t at = output.begin + d.output.offset / shape_.width + i;
         due[at] = true;
         check_cell(rank, memory.cells[at], d, d.input_offset / shape_.width + i);
       }
     }
-    for (size_t i = 0; i < memory.places[int(Place::kScratch)].begin; ++i) {
+    for (size_t i = 0; i < memory.buffers[int(Buffer::kScratch)].begin; ++i) {
       if (!due[i] && memory.cells[i].sum != before.cells[i].sum) {
         fail({.rank = rank, .number = next_[size_t(rank)]}, "wrote where it has no business");
       }

@@ -203,8 +203,8 @@ class Simulator {
   bool clear_for(const Run& run, const Step& step, double now) const {
     const bool one = each_.run.layout.bytes != 0;
     const auto overlap = [&](const Range& a, const Range& b) {
-      const auto scratch = [](const Range& r) { return r.place == schedule::kScratch; };
-      if (a.place != b.place && (!one || scratch(a) || scratch(b))) return false;
+      const auto scratch = [](const Range& r) { return r.buffer == schedule::kScratch; };
+      if (a.buffer != b.buffer && (!one || scratch(a) || scratch(b))) return false;
       return a.bytes && b.bytes && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
     };
     return std::ranges::all_of(run.flights, [&](const Flight& f) {
