@@ -45,24 +45,24 @@ void try_input(FuzzedDataProvider& from) {
   std::vector<std::byte> pieces(8 * n);
   const Piece send[] = {{pieces.data(), 4 * n}, {pieces.data() + 4 * n, 4 * n}};
   const Piece recv[] = {{out.data(), 4 * n}, {out.data() + 4 * n, 4 * n}};
-  kernel::Work work;
-  work.call.fingerprint.collective = Collective(from.ConsumeIntegralInRange(0, int(Collective::kBarrier)));
-  work.call.fingerprint.root = from.ConsumeIntegralInRange(-1, 1);
-  work.call.root = work.call.fingerprint.root;
-  work.call.fingerprint.count = n;
-  work.in = in.data();
-  work.out = out.data();
-  work.count = n;
-  work.send = send;
-  work.recv = recv;
-  work.meets_all = from.ConsumeBool();
-  work.meets = from.ConsumeIntegralInRange(-1, 1);
+  kernel::CollectiveArgs args;
+  args.call.fingerprint.collective = Collective(from.ConsumeIntegralInRange(0, int(Collective::kBarrier)));
+  args.call.fingerprint.root = from.ConsumeIntegralInRange(-1, 1);
+  args.call.root = args.call.fingerprint.root;
+  args.call.fingerprint.count = n;
+  args.in = in.data();
+  args.out = out.data();
+  args.count = n;
+  args.send = send;
+  args.recv = recv;
+  args.meets_all = from.ConsumeBool();
+  args.meets = from.ConsumeIntegralInRange(-1, 1);
   const int me = from.ConsumeIntegralInRange(0, 1);  // the rank beside which the other one's parts come first, or last
-  write_what_it_likes(from, lanes.pad(1 - me), lanes.memory()[size_t(1 - me)].arena_bytes, work.call.fingerprint, me);
+  write_what_it_likes(from, lanes.pad(1 - me), lanes.memory()[size_t(1 - me)].arena_bytes, args.call.fingerprint, me);
   WaitRules rules;
   rules.deadline.end = Clock::now();  // data that is not there yet will not arrive
   CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[me].factors().data(), rules);
-  if (launch_cpu(algorithm, ex, lanes[me], work) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
+  if (launch_cpu(algorithm, ex, lanes[me], args) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
   if (!lanes.guards_are_whole()) std::abort();
 }
 

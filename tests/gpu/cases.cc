@@ -169,7 +169,7 @@ std::string on_cpu(const Spec& spec, int ranks, const kernel::Level& level, kern
       test::Side side(spec, r, ranks);
       const WaitRules rules = test::rules_of(std::chrono::seconds(20));
       kernel::CpuExec ex(side.width(), level.reduce(spec.dtype, spec.op), lanes[r].factors().data(), rules);
-      const bool ok = kernel::launch_cpu(algorithm, ex, lanes[r], side.work());
+      const bool ok = kernel::launch_cpu(algorithm, ex, lanes[r], side.args());
       wrong[size_t(r)] = ok ? side.verdict() : "rank " + std::to_string(r) + ": a wait did not end well";
     });
   }
@@ -189,7 +189,7 @@ bool fits(const Case& test_case, const DeviceShape& shape) {
   for (uint32_t r = 0; r < shape.ranks; ++r) {
     const test::Side side(test_case.spec, int(r), int(shape.ranks));
     const kernel::Job job =
-        kernel::job_of(test_case.algorithm, side.work(), r, shape.ranks, side.width(), 0, table.data());
+        kernel::job_of(test_case.algorithm, side.args(), r, shape.ranks, side.width(), 0, table.data());
     if (!kernel::can_do(test_case.algorithm, job, shape, table.data())) return false;
   }
   return true;

@@ -113,11 +113,11 @@ class Bench {
   }
 
   Job job_of(DeviceAlgorithm algorithm, size_t bytes, uint32_t rank) const {
-    kernel::Work work;
+    kernel::CollectiveArgs args;
     std::byte* const tensor = tensors_.data() + rank * most_bytes_;
-    work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
-    work.in = tensor, work.out = tensor, work.count = bytes / 4;
-    Job job = kernel::job_of(algorithm, work, rank, world_.shape().ranks, 4, 0, nullptr);
+    args.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
+    args.in = tensor, args.out = tensor, args.count = bytes / 4;
+    Job job = kernel::job_of(algorithm, args, rank, world_.shape().ranks, 4, 0, nullptr);
     job.timeout_ns = kTimeoutNs;
     return job;
   }

@@ -253,10 +253,10 @@ void measure(Member& member, ResultSender& results, const Place& place, const De
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
       for (const DeviceAlgorithm algorithm :
            {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
-        kernel::Work work;
-        work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
-        work.in = tensor.data(), work.out = tensor.data(), work.count = bytes / 4;
-        kernel::Job job = kernel::job_of(algorithm, work, member.number(), ranks, 4, 0, nullptr);
+        kernel::CollectiveArgs args;
+        args.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
+        args.in = tensor.data(), args.out = tensor.data(), args.count = bytes / 4;
+        kernel::Job job = kernel::job_of(algorithm, args, member.number(), ranks, 4, 0, nullptr);
         job.timeout_ns = kTimeoutNs;
         if (!kernel::can_do(algorithm, job, rank.shape(), nullptr)) continue;
         const std::optional<double> us = agreed_us(member, rank.stream(), bytes <= (1 << 20) ? 100 : 10, deadline, [&] {

@@ -38,10 +38,10 @@ void RankProgram::add(const Case& test_case, uint64_t timeout_ns) {
   PlacedCase placed{
       std::make_unique<test::Side>(test_case.spec, int(rank_), int(ranks_)), describe(test_case), {}, nullptr, false};
   test::Side& side = *placed.side;
-  kernel::Work work = side.work();
-  std::byte* const in = const_cast<std::byte*>(work.in);
-  std::byte* const out = work.out;
-  const size_t in_bytes = in ? work.count * side.width() : 0;
+  kernel::CollectiveArgs args = side.args();
+  std::byte* const in = const_cast<std::byte*>(args.in);
+  std::byte* const out = args.out;
+  const size_t in_bytes = in ? args.count * side.width() : 0;
   const bool in_place = in && out && in >= out && in + in_bytes <= out + side.out_bytes();
   std::byte* device_in = nullptr;
   if (out) {
@@ -57,12 +57,12 @@ void RankProgram::add(const Case& test_case, uint64_t timeout_ns) {
   std::vector<Piece> send(side.send()), recv(side.recv());
   for (Piece& p : send) p.data = p.data ? device_in + (p.data - in) : nullptr;
   for (Piece& p : recv) p.data = p.data ? placed.out + (p.data - out) : nullptr;
-  work.in = device_in, work.out = placed.out;
-  work.send = send.data(), work.recv = recv.data();
+  args.in = device_in, args.out = placed.out;
+  args.send = send.data(), args.recv = recv.data();
   const size_t index = table_.size();
   table_.resize(index + 2 * size_t(ranks_));
   Job job =
-      kernel::job_of(test_case.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
+      kernel::job_of(test_case.algorithm, args, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
   job.timeout_ns = timeout_ns;
   jobs_.push_back(job);
   placed.keeps_own = test_case.algorithm == kernel::DeviceAlgorithm::kExchangePackets;

@@ -81,24 +81,24 @@ class KernelExecutor {
  public:
   KernelExecutor(const Spec& spec, uint32_t rank, uint32_t ranks)
       : side_(spec, int(rank), int(ranks)), rank_(rank), ranks_(ranks) {
-    const kernel::Work work = side_.work();
-    const size_t in_bytes = work.in ? work.count * side_.width() : 0;
-    const size_t shift = reinterpret_cast<uintptr_t>(work.in ? work.in : work.out) % 16;
+    const kernel::CollectiveArgs args = side_.args();
+    const size_t in_bytes = args.in ? args.count * side_.width() : 0;
+    const size_t shift = reinterpret_cast<uintptr_t>(args.in ? args.in : args.out) % 16;
     in_memory_ = on_device(in_bytes + 32);
     out_memory_ = on_device(side_.out_bytes() + 32);
     in_ = in_memory_->data() + shift, out_ = out_memory_->data() + shift;
-    copy_over(in_, work.in, in_bytes);
+    copy_over(in_, args.in, in_bytes);
   }
 
   /// The job, whose pieces are listed from table[index] on; `table` has space for 2 * ranks there.
   kernel::Job job(kernel::DeviceAlgorithm algorithm, uint64_t timeout_ns, uint32_t index, kernel::Piece* table) const {
-    kernel::Work work = side_.work();
+    kernel::CollectiveArgs args = side_.args();
     std::vector<kernel::Piece> send(side_.send()), recv(side_.recv());
-    for (kernel::Piece& p : send) p.data = p.data ? in_ + (p.data - work.in) : nullptr;
-    for (kernel::Piece& p : recv) p.data = p.data ? out_ + (p.data - work.out) : nullptr;
-    work.in = work.in ? in_ : nullptr, work.out = out_;
-    work.send = send.data(), work.recv = recv.data();
-    kernel::Job job = kernel::job_of(algorithm, work, rank_, ranks_, side_.width(), index, table + index);
+    for (kernel::Piece& p : send) p.data = p.data ? in_ + (p.data - args.in) : nullptr;
+    for (kernel::Piece& p : recv) p.data = p.data ? out_ + (p.data - args.out) : nullptr;
+    args.in = args.in ? in_ : nullptr, args.out = out_;
+    args.send = send.data(), args.recv = recv.data();
+    kernel::Job job = kernel::job_of(algorithm, args, rank_, ranks_, side_.width(), index, table + index);
     job.timeout_ns = timeout_ns;
     return job;
   }

@@ -36,7 +36,7 @@ class Batch {
     texts_.push_back(std::string(kernel::name(algorithm)) + " " + describe(spec));
     table_.resize(table_.size() + 2 * size_t(devices_.ranks()));
     const size_t index = table_.size() - 2 * size_t(devices_.ranks());
-    Job job = kernel::job_of(algorithm, sides_.back()->work(), uint32_t(rank_), uint32_t(devices_.ranks()),
+    Job job = kernel::job_of(algorithm, sides_.back()->args(), uint32_t(rank_), uint32_t(devices_.ranks()),
                              sides_.back()->width(), uint32_t(index), table_.data() + index);
     job.timeout_ns = timeout_ns;
     if (pools_) {
@@ -49,7 +49,7 @@ class Batch {
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(devices_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
   std::byte* in() { return const_cast<std::byte*>(sides_.back()->in()); }
-  size_t in_bytes() const { return sides_.back()->work().count * sides_.back()->width(); }
+  size_t in_bytes() const { return sides_.back()->args().count * sides_.back()->width(); }
   /// The output of the i-th operation, and what is wrong with it, if anything.
   Bytes result(size_t i) const { return Bytes(sides_[i]->out(), sides_[i]->out() + result_bytes(i)); }
   std::string verdict(size_t i) const { return sides_[i]->verdict(); }

@@ -159,20 +159,20 @@ kernel::Fingerprint Side::fingerprint() const {
   return f;
 }
 
-kernel::Work Side::work() const {
-  kernel::Work work;
-  work.call = {fingerprint(), factor(), spec_.root};
-  work.in = in_data_;
-  work.out = out_data_;
-  work.count = elements_in(rank_);
-  work.send = send_.data();
-  work.recv = recv_.data();
-  if (spec_.collective == Collective::kGather) work.meets_all = spec_.root == rank_;
+kernel::CollectiveArgs Side::args() const {
+  kernel::CollectiveArgs args;
+  args.call = {fingerprint(), factor(), spec_.root};
+  args.in = in_data_;
+  args.out = out_data_;
+  args.count = elements_in(rank_);
+  args.send = send_.data();
+  args.recv = recv_.data();
+  if (spec_.collective == Collective::kGather) args.meets_all = spec_.root == rank_;
   if (spec_.collective == Collective::kScatter) {
-    work.meets_all = false;
-    work.meets = spec_.root == rank_ ? -1 : spec_.root;
+    args.meets_all = false;
+    args.meets = spec_.root == rank_ ? -1 : spec_.root;
   }
-  return work;
+  return args;
 }
 
 /// After reductions all NaNs are equal; data that is only moved keeps its bits.

@@ -82,7 +82,7 @@ class Side {
   Side(const Spec& spec, int rank, int ranks, const SlotRequest& in_room = nullptr,
        const SlotRequest& out_room = nullptr);
 
-  kernel::Work work() const;
+  kernel::CollectiveArgs args() const;
   kernel::Fingerprint fingerprint() const;
   double factor() const { return factors_[size_t(rank_)]; }
   size_t width() const { return size_of(spec_.dtype); }

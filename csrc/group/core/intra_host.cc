@@ -30,15 +30,15 @@ IntraHost::~IntraHost() {
   if (lease_) leases.free_when(lease_, members_.all_peers_gone());
 }
 
-kernel::Work IntraHost::work_of(const Operation& step, const Operation& call, size_t staged) const {
-  kernel::Work work = step.work_of({call.fingerprint(), step.factor, step.root});
-  work.bytes = staged;
-  if (step.collective == Collective::kGather) work.meets_all = step.root == members_.local_rank();
+kernel::CollectiveArgs IntraHost::args_of(const Operation& step, const Operation& call, size_t staged) const {
+  kernel::CollectiveArgs args = step.args_of({call.fingerprint(), step.factor, step.root});
+  args.bytes = staged;
+  if (step.collective == Collective::kGather) args.meets_all = step.root == members_.local_rank();
   if (step.collective == Collective::kScatter) {
-    work.meets_all = false;
-    if (step.root != members_.local_rank()) work.meets = step.root;
+    args.meets_all = false;
+    if (step.root != members_.local_rank()) args.meets = step.root;
   }
-  return work;
+  return args;
 }
 
 Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules& rules) {
@@ -70,7 +70,7 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
   ex.keep_by(policy_to_keep(kept, members_.facts));
   Status status;
   try {
-    if (!kernel::launch_cpu(choice.algorithm, ex, channel_, work_of(step, o, staged)))
+    if (!kernel::launch_cpu(choice.algorithm, ex, channel_, args_of(step, o, staged)))
       status = explain(ex.verdict(), o, rules.deadline);
   } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
     status = core_.failures.fail(error.failure());

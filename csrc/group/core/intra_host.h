@@ -34,7 +34,7 @@ class IntraHost final : public LeaseHolder {
 
  private:
   size_t staged_bytes(const Operation& step) const;
-  kernel::Work work_of(const Operation& step, const Operation& call, size_t staged) const;
+  kernel::CollectiveArgs args_of(const Operation& step, const Operation& call, size_t staged) const;
   std::optional<size_t> lendable(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
   Span next_part(const Choice& choice, size_t staged) EXCLUDES(lease_mutex_);

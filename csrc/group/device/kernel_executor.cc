@@ -251,7 +251,7 @@ kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::P
   kernel::Job job =
       o.collective == Collective::kNone
           ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, index, table)
-          : kernel::job_of(choice.algorithm, o.work_of({o.fingerprint(), o.factor, o.root}), channel.rank,
+          : kernel::job_of(choice.algorithm, o.args_of({o.fingerprint(), o.factor, o.root}), channel.rank,
                            channel.shape.ranks, size_of(o.dtype), index, table);
   job.awaited = o.awaited, job.awaits = o.awaits;
   // A job that waits for the host has no timeout: the host has a deadline and ends a late job.

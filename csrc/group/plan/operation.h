@@ -106,7 +106,7 @@ struct Operation {
   Stamp awaits = 0;                      ///< the value that it must reach before the copies begin
 
   /// Its memory, for an algorithm of `kernel`, which runs it as this call. The pieces must outlive the result.
-  kernel::Work work_of(const kernel::Call& call) const {
+  kernel::CollectiveArgs args_of(const kernel::Call& call) const {
     return {.call = call, .in = in, .out = out, .count = count, .send = send.data(), .recv = recv.data()};
   }
   /// The form in which ranks compare calls.

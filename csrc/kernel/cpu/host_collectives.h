@@ -29,9 +29,9 @@
 namespace nvx::kernel {
 
 /// No rank leaves before all ranks have arrived.
-bool barrier(auto& ex, auto& ch, const Work& work) {
+bool barrier(auto& ex, auto& ch, const CollectiveArgs& args) {
   if (!ch.enter(ex)) return false;
-  ch.arrive(ex, work.call, Staging::kSlot);
+  ch.arrive(ex, args.call, Staging::kSlot);
   if (!ch.meet_all(ex)) return false;
   ch.leave(ex);
   return true;
@@ -45,18 +45,18 @@ void collect_factors(auto& ch, const Call& call) {
 
 /// Each rank stages its input in its slot and reduces all slots in rank order. With a root, only the root reads, and no
 /// rank waits for the root.
-bool reduce_one_shot(auto& ex, auto& ch, const Work& work) {
-  const size_t bytes = work.count * ex.width();
-  const int root = work.call.root;
+bool reduce_one_shot(auto& ex, auto& ch, const CollectiveArgs& args) {
+  const size_t bytes = args.count * ex.width();
+  const int root = args.call.root;
   const bool reads = root < 0 || root == ch.rank();
   if (!ch.enter(ex)) return false;
-  if (root != ch.rank()) ex.stage(ch.slot(ch.rank(), bytes), work.in, bytes);
-  ch.arrive(ex, work.call, Staging::kSlot);
+  if (root != ch.rank()) ex.stage(ch.slot(ch.rank(), bytes), args.in, bytes);
+  ch.arrive(ex, args.call, Staging::kSlot);
   if (reads) {
     if (!ch.meet_all(ex)) return false;
-    collect_factors(ch, work.call);
-    for (int p = 0; p < ch.size(); ++p) ch.sources()[size_t(p)] = p == ch.rank() ? work.in : ch.slot(p, bytes);
-    ex.reduce(work.out, ch.sources().data(), ch.size(), work.count);
+    collect_factors(ch, args.call);
+    for (int p = 0; p < ch.size(); ++p) ch.sources()[size_t(p)] = p == ch.rank() ? args.in : ch.slot(p, bytes);
+    ex.reduce(args.out, ch.sources().data(), ch.size(), args.count);
   }
   ch.leave(ex);
   return true;
@@ -64,8 +64,8 @@ bool reduce_one_shot(auto& ex, auto& ch, const Work& work) {
 
 /// Each rank stages its whole input in its slot and reduces its own part of all slots. `send` has one piece per rank,
 /// of the same sizes on all ranks.
-bool reduce_scatter_one_shot(auto& ex, auto& ch, const Work& work) {
-  const Piece* const in = work.send;
+bool reduce_scatter_one_shot(auto& ex, auto& ch, const CollectiveArgs& args) {
+  const Piece* const in = args.send;
   size_t total = 0, mine = 0;
   for (int p = 0; p < ch.size(); ++p) {
     if (p == ch.rank()) mine = total;
@@ -77,28 +77,28 @@ bool reduce_scatter_one_shot(auto& ex, auto& ch, const Work& work) {
     if (p != ch.rank()) ex.stage(slot, in[p].data, in[p].bytes);
     slot += in[p].bytes;
   }
-  ch.arrive(ex, work.call, Staging::kSlot);
+  ch.arrive(ex, args.call, Staging::kSlot);
   if (!ch.meet_all(ex)) return false;
-  collect_factors(ch, work.call);
+  collect_factors(ch, args.call);
   for (int p = 0; p < ch.size(); ++p) {
     ch.sources()[size_t(p)] = p == ch.rank() ? in[p].data : ch.slot(p, total) + mine;
   }
-  ex.reduce(work.out, ch.sources().data(), ch.size(), in[ch.rank()].bytes / ex.width());
+  ex.reduce(args.out, ch.sources().data(), ch.size(), in[ch.rank()].bytes / ex.width());
   ch.leave(ex);
   return true;
 }
 
 /// Each rank stages its data in its slot and copies from all slots: all-gather. With a root it is a broadcast: only the
 /// root stages, and it waits for no reader. `recv` has one piece per rank; with a root, all ranks use the root's.
-bool publish_one_shot(auto& ex, auto& ch, const Work& work) {
-  const Piece* const out = work.recv;
-  const int root = work.call.root;
+bool publish_one_shot(auto& ex, auto& ch, const CollectiveArgs& args) {
+  const Piece* const out = args.recv;
+  const int root = args.call.root;
   const bool writes = root < 0 || root == ch.rank();
   const size_t bytes = out[ch.rank()].bytes;
   if (!ch.enter(ex)) return false;
-  if (writes) ex.stage(ch.slot(ch.rank(), bytes), work.in, bytes);
-  ch.arrive(ex, work.call, Staging::kSlot);
-  if (writes) ex.copy(out[ch.rank()].data, work.in, bytes);
+  if (writes) ex.stage(ch.slot(ch.rank(), bytes), args.in, bytes);
+  ch.arrive(ex, args.call, Staging::kSlot);
+  if (writes) ex.copy(out[ch.rank()].data, args.in, bytes);
   for (const int p : ch.others()) {
     if (root == ch.rank() || (root >= 0 && root != p)) continue;
     if (!ch.meet(ex, p)) return false;
@@ -297,15 +297,15 @@ class ReducePipeline {
   alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, not yet staged or kept
 };
 
-bool reduce_pipelined(auto& ex, auto& ch, const Work& work) {
-  const WholeSlices slices{work.in, work.out, work.count * ex.width(), size_t(ch.size())};
-  const int root = work.call.root;
-  return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(work.call);
+bool reduce_pipelined(auto& ex, auto& ch, const CollectiveArgs& args) {
+  const WholeSlices slices{args.in, args.out, args.count * ex.width(), size_t(ch.size())};
+  const int root = args.call.root;
+  return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(args.call);
 }
 
-bool reduce_scatter_pipelined(auto& ex, auto& ch, const Work& work) {
-  const BlockSlices slices{work.send, work.out, size_t(ch.size())};
-  return ReducePipeline(ex, ch, slices, Fetch::kNoRank, -1).run(work.call);
+bool reduce_scatter_pipelined(auto& ex, auto& ch, const CollectiveArgs& args) {
+  const BlockSlices slices{args.send, args.out, size_t(ch.size())};
+  return ReducePipeline(ex, ch, slices, Fetch::kNoRank, -1).run(args.call);
 }
 
 /// Every writer stages its piece chunk by chunk; all ranks copy chunk k while chunk k + 1 is being staged. With a root,
@@ -313,12 +313,12 @@ bool reduce_scatter_pipelined(auto& ex, auto& ch, const Work& work) {
 template <class Exec, class Channel>
 class PublishPipeline {
  public:
-  PublishPipeline(Exec& ex, Channel& ch, const Work& work)
+  PublishPipeline(Exec& ex, Channel& ch, const CollectiveArgs& args)
       : ex_(ex),
         ch_(ch),
-        in_(work.in),
-        out_(work.recv),
-        root_(work.call.root),
+        in_(args.in),
+        out_(args.recv),
+        root_(args.call.root),
         writes_(root_ < 0 || root_ == ch.rank()) {}
 
   bool run(const Call& call) {
@@ -402,7 +402,9 @@ class PublishPipeline {
   std::span<std::byte> mine_;
 };
 
-bool publish_pipelined(auto& ex, auto& ch, const Work& work) { return PublishPipeline(ex, ch, work).run(work.call); }
+bool publish_pipelined(auto& ex, auto& ch, const CollectiveArgs& args) {
+  return PublishPipeline(ex, ch, args).run(args.call);
+}
 
 /// Exchanges pieces of any sizes, compared pair by pair: between all ranks (all-to-all), or between the root and each
 /// rank (gather, scatter). A sender stages them in its slot if they fit; otherwise each receiver has a part of every
@@ -410,8 +412,8 @@ bool publish_pipelined(auto& ex, auto& ch, const Work& work) { return PublishPip
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
-  ExchangePipeline(Exec& ex, Channel& ch, const Work& work)
-      : ex_(ex), ch_(ch), work_(work), ranks_(size_t(ch.size())) {}
+  ExchangePipeline(Exec& ex, Channel& ch, const CollectiveArgs& args)
+      : ex_(ex), ch_(ch), args_(args), ranks_(size_t(ch.size())) {}
 
   bool run() {
     if (!ch_.enter(ex_)) return false;
@@ -419,20 +421,20 @@ class ExchangePipeline {
     size_t total = 0;
     for (int p = 0; p < ch_.size(); ++p) {
       const bool travels = p != ch_.rank();
-      counts[p] = travels ? work_.send[p].bytes : 0;
+      counts[p] = travels ? args_.send[p].bytes : 0;
       total += counts[p];
       longest_ = std::max<size_t>(longest_, counts[p]);
     }
     leased_ = total > kSlotBytes;
     if (!leased_) fill_slot(total);
-    if (leased_ && ch_.lends()) counts[ch_.rank()] = work_.send[ch_.rank()].bytes;
-    ch_.arrive(ex_, work_.call, leased_ ? Staging::kLeased : Staging::kSlot);
+    if (leased_ && ch_.lends()) counts[ch_.rank()] = args_.send[ch_.rank()].bytes;
+    ch_.arrive(ex_, args_.call, leased_ ? Staging::kLeased : Staging::kSlot);
     if (leased_) {
       if (!ch_.own_staging(ex_, &mine_)) return false;
       own_ = ch_.lends() ? Geometry{0, 0, 1} : Geometry::of(mine_.size(), longest_, ranks_);
       if (!ch_.lends() && !own_.possible(longest_)) return ex_.fail(Verdict::bad_lease(ch_.rank()));
     }
-    ex_.copy(work_.recv[ch_.rank()].data, work_.send[ch_.rank()].data, work_.recv[ch_.rank()].bytes);
+    ex_.copy(args_.recv[ch_.rank()].data, args_.send[ch_.rank()].data, args_.recv[ch_.rank()].bytes);
     size_t rounds = own_.chunks;
     for (const int p : ch_.others()) {
       if (!begin(p, &rounds)) return false;
@@ -446,14 +448,14 @@ class ExchangePipeline {
 
  private:
   Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
-  bool meets(int p) const { return work_.meets_all || work_.meets == p; }
+  bool meets(int p) const { return args_.meets_all || args_.meets == p; }
 
   void fill_slot(size_t total) {
     std::byte* slot = ch_.slot(ch_.rank(), total);
     for (int p = 0; p < ch_.size(); ++p) {
       if (p == ch_.rank()) continue;
-      ex_.stage(slot, work_.send[p].data, work_.send[p].bytes);
-      slot += work_.send[p].bytes;
+      ex_.stage(slot, args_.send[p].data, args_.send[p].bytes);
+      slot += args_.send[p].bytes;
     }
   }
 
@@ -463,8 +465,8 @@ class ExchangePipeline {
     if (!ch_.meet(ex_, p)) return false;
     const uint64_t* counts = ch_.pad(p).counts(ch_.epoch());
     const uint64_t offered = counts[ch_.rank()];
-    if (offered != work_.recv[p].bytes) {
-      return ex_.fail(Verdict::counts(p, work_.recv[p].bytes, offered));
+    if (offered != args_.recv[p].bytes) {
+      return ex_.fail(Verdict::counts(p, args_.recv[p].bytes, offered));
     }
     if (ch_.pad(p).arrival(ch_.epoch()).lease_bytes != 0) {
       Geometry g{};
@@ -472,7 +474,7 @@ class ExchangePipeline {
       const size_t before = before_me(p);
       if (!geometry(p, before, &g, &theirs)) return false;
       if (ch_.lent(p)) {
-        ex_.copy(work_.recv[p].data, ch_.lent(p) + before, offered);
+        ex_.copy(args_.recv[p].data, ch_.lent(p) + before, offered);
       } else {
         *rounds = std::max(*rounds, ceil_div(offered, g.part));
       }
@@ -486,7 +488,7 @@ class ExchangePipeline {
       total += bytes;
     }
     if (offered > total - before) return ex_.fail(Verdict::bad_lease(p));
-    ex_.copy(work_.recv[p].data, ch_.slot(p, total) + before, offered);
+    ex_.copy(args_.recv[p].data, ch_.slot(p, total) + before, offered);
     return true;
   }
 
@@ -499,7 +501,7 @@ class ExchangePipeline {
 
   /// `before`: the bytes before this rank's piece, if the rank lends.
   bool geometry(int p, size_t before, Geometry* g, std::span<std::byte>* theirs) {
-    if (!ch_.staging(ex_, p, before + work_.recv[p].bytes, theirs)) return false;
+    if (!ch_.staging(ex_, p, before + args_.recv[p].bytes, theirs)) return false;
     uint64_t longest = 0;
     for (int q = 0; q < ch_.size(); ++q) longest = std::max(longest, ch_.pad(p).counts(ch_.epoch())[q]);
     *g = Geometry::of(theirs->size(), longest, ranks_);
@@ -510,14 +512,14 @@ class ExchangePipeline {
   bool stage(size_t k) {
     for (const int p : ch_.others()) {
       // The receiver of a part of the chunk that this one replaces must have fetched it.
-      if (k >= own_.depth && work_.send[p].bytes > (k - own_.depth) * own_.part) {
+      if (k >= own_.depth && args_.send[p].bytes > (k - own_.depth) * own_.part) {
         if (k == own_.depth && !ch_.meet(ex_, p))
           return false;  // a rank that called another operation would never fetch
         if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
       }
-      const size_t at = std::min(work_.send[p].bytes, k * own_.part);
-      ex_.stage(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(work_.send[p], at),
-                std::min(own_.part, work_.send[p].bytes - at));
+      const size_t at = std::min(args_.send[p].bytes, k * own_.part);
+      ex_.stage(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(args_.send[p], at),
+                std::min(own_.part, args_.send[p].bytes - at));
     }
     ex_.signal(ch_.mine().staged(), step(k + 1));
     return true;
@@ -531,10 +533,10 @@ class ExchangePipeline {
       if (!geometry(p, 0, &g, &theirs)) return false;
       if (ch_.lent(p)) return ex_.fail(Verdict::bad_lease(p));  // it staged when this rank met it
       const size_t at = k * g.part;
-      if (at >= work_.recv[p].bytes) continue;
+      if (at >= args_.recv[p].bytes) continue;
       if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
-      ex_.copy(work_.recv[p].data + at, theirs.data() + g.slot(k, ranks_) + size_t(ch_.rank()) * g.part,
-               std::min(g.part, work_.recv[p].bytes - at));
+      ex_.copy(args_.recv[p].data + at, theirs.data() + g.slot(k, ranks_) + size_t(ch_.rank()) * g.part,
+               std::min(g.part, args_.recv[p].bytes - at));
     }
     ex_.signal(ch_.mine().fetched(), step(k + 1));
     return true;
@@ -542,7 +544,7 @@ class ExchangePipeline {
 
   Exec& ex_;
   Channel& ch_;
-  const Work& work_;
+  const CollectiveArgs& args_;
   size_t ranks_;
   size_t longest_ = 0;
   bool leased_ = false;
@@ -550,6 +552,6 @@ class ExchangePipeline {
   std::span<std::byte> mine_;
 };
 
-bool exchange(auto& ex, auto& ch, const Work& work) { return ExchangePipeline(ex, ch, work).run(); }
+bool exchange(auto& ex, auto& ch, const CollectiveArgs& args) { return ExchangePipeline(ex, ch, args).run(); }
 
 }  // namespace nvx::kernel

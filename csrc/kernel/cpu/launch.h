@@ -24,7 +24,7 @@ enum class Algorithm {
 const char* name(Algorithm algorithm);
 
 /// The inputs and outputs of all algorithms. Each algorithm uses some of the fields.
-struct Work {
+struct CollectiveArgs {
   Call call;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -37,6 +37,6 @@ struct Work {
 };
 
 /// Runs one collective on this rank to its end. On false, the Exec has the verdict.
-bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work);
+bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args);
 
 }  // namespace nvx::kernel

@@ -8,7 +8,7 @@ namespace {
 struct Row {
   Algorithm algorithm;
   const char* name;
-  bool (*run)(CpuExec&, Channel&, const Work&);
+  bool (*run)(CpuExec&, Channel&, const CollectiveArgs&);
 };
 
 constexpr Row kRows[] = {
@@ -52,20 +52,20 @@ size_t kind_of(Algorithm algorithm, const Call& call) {
 
 const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
-bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
+bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args) {
   const auto run = [&](CachePolicy policy) {
     ex.stage_by(policy);
-    return kRows[size_t(algorithm)].run(ex, channel, work);
+    return kRows[size_t(algorithm)].run(ex, channel, args);
   };
   CachePolicies& policies = channel.cache_policies();
-  const bool both_ways = goes_both_ways(algorithm, work.call);
-  const bool chooses = !channel.lends() && work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
-                       (both_ways || writes(algorithm, work.call, channel.rank()));
+  const bool both_ways = goes_both_ways(algorithm, args.call);
+  const bool chooses = !channel.lends() && args.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
+                       (both_ways || writes(algorithm, args.call, channel.rank()));
   if (policies.only() || !chooses) {
     channel.announce(CachePolicy::kCached);  // for ranks that have more bytes than this one
     return run(policies.only().value_or(CachePolicy::kCached));
   }
-  CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);
+  CachePolicyRecord& record = policies.record(kind_of(algorithm, args.call), args.bytes);
   if (both_ways && !channel.leads()) {
     if (!run(record.now())) return false;
     record.now(channel.next_policy());
@@ -74,10 +74,10 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const CachePolicy next = record.next();
   if (both_ways) channel.announce(next);
   ex.measure();
-  const OwnTime time(work.bytes);
+  const OwnTime time(args.bytes);
   if (!run(record.now())) return false;
   if (const auto spent = time.spent()) {
-    const double cost = (*spent - ex.waited()).count() / double(work.bytes);
+    const double cost = (*spent - ex.waited()).count() / double(args.bytes);
     both_ways ? record.add(cost) : record.add_write(cost);
   }
   record.now(next);

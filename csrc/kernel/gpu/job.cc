@@ -16,16 +16,16 @@ static_assert(std::size(kNames) == kDeviceAlgorithmCount);
 
 const char* name(DeviceAlgorithm algorithm) { return kNames[size_t(algorithm)]; }
 
-Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
-           Piece* table) {
+Job job_of(DeviceAlgorithm algorithm, const CollectiveArgs& args, uint32_t rank, uint32_t ranks, size_t width,
+           uint32_t index, Piece* table) {
   Job job;
-  job.fingerprint = work.call.fingerprint;
-  job.factor = work.call.factor;
-  job.root = work.call.root;
+  job.fingerprint = args.call.fingerprint;
+  job.factor = args.call.factor;
+  job.root = args.call.root;
   job.algorithm = algorithm;
-  std::byte* const in = const_cast<std::byte*>(work.in);  // it is only read; Pieces serve both directions
+  std::byte* const in = const_cast<std::byte*>(args.in);  // it is only read; Pieces serve both directions
   const bool is_root = job.root == int(rank);
-  const uint64_t bytes = work.count * width;
+  const uint64_t bytes = args.count * width;
   const auto listed = [&](const Piece* pieces, uint32_t at) {
     std::copy(pieces, pieces + ranks, table + at);
     return Pieces{Kind::kTable, index + at, extent_of({Kind::kTable, 0, nullptr, 0}, ranks, pieces).data, 0};
@@ -34,40 +34,40 @@ Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t 
     const Piece& piece = pieces[job.root];
     return Pieces{Kind::kOnly, uint32_t(job.root), piece.data, piece.bytes};
   };
-  switch (work.call.fingerprint.collective) {
+  switch (args.call.fingerprint.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: {
       const bool whole = algorithm == DeviceAlgorithm::kReducePackets || algorithm == DeviceAlgorithm::kReduceMulticast;
       const Kind kind = whole ? Kind::kSame : Kind::kSplit;
       job.send = {kind, 0, in, bytes};
-      if (job.root < 0 || is_root) job.recv = {kind, 0, work.out, bytes};
+      if (job.root < 0 || is_root) job.recv = {kind, 0, args.out, bytes};
       break;
     }
     case Collective::kReduceScatter:
-      job.send = listed(work.send, 0);
-      job.recv = {Kind::kOnly, rank, work.out, work.send[rank].bytes};
+      job.send = listed(args.send, 0);
+      job.recv = {Kind::kOnly, rank, args.out, args.send[rank].bytes};
       break;
     case Collective::kAllGather:
-      job.send = {Kind::kSame, 0, in, work.recv[rank].bytes};
-      job.recv = listed(work.recv, ranks);
+      job.send = {Kind::kSame, 0, in, args.recv[rank].bytes};
+      job.recv = listed(args.recv, ranks);
       break;
     case Collective::kBroadcast: {
-      const Piece& whole = work.recv[rank];
+      const Piece& whole = args.recv[rank];
       if (is_root) job.send = {Kind::kSame, 0, in, whole.bytes};
       job.recv = {Kind::kOnly, uint32_t(job.root), whole.data, whole.bytes};
       break;
     }
     case Collective::kAllToAll:
-      job.send = listed(work.send, 0);
-      job.recv = listed(work.recv, ranks);
+      job.send = listed(args.send, 0);
+      job.recv = listed(args.recv, ranks);
       break;
     case Collective::kGather:
-      job.send = only_root(work.send);
-      if (is_root) job.recv = listed(work.recv, ranks);
+      job.send = only_root(args.send);
+      if (is_root) job.recv = listed(args.recv, ranks);
       break;
     case Collective::kScatter:
-      if (is_root) job.send = listed(work.send, 0);
-      job.recv = only_root(work.recv);
+      if (is_root) job.send = listed(args.send, 0);
+      job.recv = only_root(args.recv);
       break;
     case Collective::kBarrier:
     case Collective::kNone: break;

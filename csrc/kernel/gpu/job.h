@@ -118,10 +118,10 @@ struct Job {
 /// The pieces that the jobs of a launch list.
 using PieceTable = const Piece*;
 
-/// The job for `work`, with elements of `width` bytes. Lists of pieces are written to `table`, which has space for 2 *
+/// The job for `args`, with elements of `width` bytes. Lists of pieces are written to `table`, which has space for 2 *
 /// ranks, and are referred to as if it began at `index`.
-Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
-           Piece* table);
+Job job_of(DeviceAlgorithm algorithm, const CollectiveArgs& args, uint32_t rank, uint32_t ranks, size_t width,
+           uint32_t index, Piece* table);
 
 /// The range from the first to the last byte of these pieces.
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);

@@ -139,16 +139,16 @@ bool can_do(DeviceAlgorithm algorithm, Collective collective, size_t bytes, cons
   static std::byte memory;
   const std::vector<Piece> pieces(shape.ranks, Piece{&memory, bytes});
   std::vector<Piece> table(2 * shape.ranks);
-  kernel::Work work;
-  work.call.fingerprint.collective = collective;
-  work.call.fingerprint.dtype = DType::kU8;
+  kernel::CollectiveArgs args;
+  args.call.fingerprint.collective = collective;
+  args.call.fingerprint.dtype = DType::kU8;
   const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast ||
                       collective == Collective::kGather || collective == Collective::kScatter;
-  work.call.root = rooted ? 0 : -1;
-  work.in = work.out = &memory;
-  work.count = bytes;
-  work.send = work.recv = pieces.data();
-  const kernel::Job job = kernel::job_of(algorithm, work, 0, shape.ranks, 1, 0, table.data());
+  args.call.root = rooted ? 0 : -1;
+  args.in = args.out = &memory;
+  args.count = bytes;
+  args.send = args.recv = pieces.data();
+  const kernel::Job job = kernel::job_of(algorithm, args, 0, shape.ranks, 1, 0, table.data());
   return kernel::can_do(algorithm, job, shape, table.data());
 }
 

@@ -28,7 +28,7 @@ int root_for_rank_0(Collective c) { return !is_rooted(c) ? -1 : sends_from_root(
 Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds timeout) {
   const WaitRules rules = rules_of(timeout);
   CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[rank].factors().data(), rules);
-  if (launch_cpu(algorithm, ex, lanes[rank], side.work())) return {};
+  if (launch_cpu(algorithm, ex, lanes[rank], side.args())) return {};
   EXPECT_NE(ex.verdict().cause, Verdict::Cause::kNone);
   return ex.verdict();
 }
@@ -59,7 +59,7 @@ bool arrive(Lanes& lanes, Side& root) {
   const WaitRules rules = rules_of(milliseconds(1000));
   CpuExec ex(root.width(), nullptr, nullptr, rules);
   if (!lanes[0].enter(ex)) return false;
-  lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+  lanes[0].arrive(ex, root.args().call, kernel::Staging::kLeased);
   return true;
 }
 
@@ -146,7 +146,7 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
     Side side({.counts = {0}}, 0, 2);
     const WaitRules rules{Deadline::after(milliseconds(0)), {}, &alarm};
     CpuExec ex(4, nullptr, nullptr, rules);
-    EXPECT_FALSE(launch_cpu(Algorithm::kBarrier, ex, lanes[0], side.work()));
+    EXPECT_FALSE(launch_cpu(Algorithm::kBarrier, ex, lanes[0], side.args()));
     EXPECT_EQ(ex.verdict().how, Waited::kAlarmed);
     EXPECT_EQ(alarm.recorded, 1);
   });
@@ -235,11 +235,11 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
       Side side({.collective = Collective::kAllToAll, .counts = {n, n}}, rank, 2);
       std::vector<kernel::Piece> send = side.send();
       if (rank == 0) send[1].bytes -= 4;
-      kernel::Work work = side.work();
-      work.send = send.data();
+      kernel::CollectiveArgs args = side.args();
+      args.send = send.data();
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      const bool ended = launch_cpu(Algorithm::kExchange, ex, lanes[rank], work);
+      const bool ended = launch_cpu(Algorithm::kExchange, ex, lanes[rank], args);
       if (rank == 0) return;  // it is done, or still waits for rank 1 to fetch
       EXPECT_FALSE(ended);
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kCounts);
@@ -296,12 +296,12 @@ TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
       there.lease_offset = kernel::PadLayout(3).bytes();
       there.lease_bytes = leased ? 4096 : 0;
       signal(there.flag, stamp(1, 0));
-      kernel::Work work = side.work();
-      work.meets_all = false;
-      work.meets = 0;
+      kernel::CollectiveArgs args = side.args();
+      args.meets_all = false;
+      args.meets = 0;
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], work)) << forged << " " << leased;
+      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], args)) << forged << " " << leased;
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << forged << " " << leased;
     }
   }
@@ -363,11 +363,11 @@ int wrong_sums() {
       Side side({.collective = Collective::kAllReduce, .counts = {1000}, .round = round}, rank, kRanks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));
       const CpuExec plain(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules);
-      const kernel::Work w = side.work();
+      const kernel::CollectiveArgs args = side.args();
       LateReader late(plain);
       CpuExec prompt(plain);
       if (rank == 1 && round % 2) std::this_thread::sleep_for(milliseconds(1));
-      const bool ended = rank == 1 ? reduce_one_shot(late, lane, w) : reduce_one_shot(prompt, lane, w);
+      const bool ended = rank == 1 ? reduce_one_shot(late, lane, args) : reduce_one_shot(prompt, lane, args);
       ASSERT_TRUE(ended);
       if (!side.verdict().empty()) ++wrong;
     }
@@ -398,9 +398,9 @@ int wrong_broadcasts(bool lied_to) {
       const WaitRules rules = rules_of(milliseconds(lied_to ? 500 : 20000));
       CpuExec ex(4, nullptr, nullptr, rules);
       if (rank == 1) std::this_thread::sleep_for(milliseconds(2));
-      const kernel::Work w = side.work();
+      const kernel::CollectiveArgs args = side.args();
       // The listener does not report its own progress if the root gets a false report.
-      const bool ended = launch_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], w);
+      const bool ended = launch_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], args);
       if (rank == 1 && lied_to) lanes.pad(1).done().value = stamp(1000, 0);
       if (rank == 1 && (!ended || !side.verdict().empty())) ++wrong;
     }

@@ -25,7 +25,7 @@ std::string perform(Lanes& lanes, int rank, const Spec& spec, Algorithm algorith
   const kernel::ReduceFn reduce = reduces(spec.collective) ? kernel::level().reduce(spec.dtype, spec.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
   ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
-  if (!launch_cpu(algorithm, ex, lanes[rank], side.work())) {
+  if (!launch_cpu(algorithm, ex, lanes[rank], side.args())) {
     return describe(spec) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
   return side.verdict();
@@ -162,7 +162,7 @@ TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
         Side side(spec, rank, kRanks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
-        ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], side.work()));
+        ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], side.args()));
         outputs[size_t(rank)].assign(side.out(), side.out() + kCount * side.width());
       });
       results.insert(results.end(), outputs.begin(), outputs.end());
@@ -189,8 +189,8 @@ TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         SlowExec ex({4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules},
                     uint32_t(round * 8 + rank));
-        const kernel::Work w = side.work();
-        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], w) : reduce_one_shot(ex, lanes[rank], w);
+        const kernel::CollectiveArgs args = side.args();
+        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], args) : reduce_one_shot(ex, lanes[rank], args);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }
@@ -212,11 +212,11 @@ TEST(HostCollectives, PiecesArriveWhateverTheOrder) {
         Side side(spec, rank, ranks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         SlowExec ex({4, nullptr, nullptr, rules}, uint32_t(round * 8 + rank));
-        const kernel::Work w = side.work();
+        const kernel::CollectiveArgs args = side.args();
         const bool publishes = spec.collective == Collective::kBroadcast || spec.collective == Collective::kAllGather;
-        const bool ended = !publishes  ? exchange(ex, lanes[rank], w)
-                           : round % 2 ? publish_pipelined(ex, lanes[rank], w)
-                                       : publish_one_shot(ex, lanes[rank], w);
+        const bool ended = !publishes  ? exchange(ex, lanes[rank], args)
+                           : round % 2 ? publish_pipelined(ex, lanes[rank], args)
+                                       : publish_one_shot(ex, lanes[rank], args);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }

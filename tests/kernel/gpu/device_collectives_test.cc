@@ -218,9 +218,9 @@ TEST(Launch, UnsupportedOperationIsRefused) {
   EXPECT_TRUE(fits(devices, DeviceAlgorithm::kReduceChunks, sum(100'000)));
   EXPECT_FALSE(fits(devices, DeviceAlgorithm::kExchangeChunks, sum(1)));
   EXPECT_FALSE(fits(devices, DeviceAlgorithm::kReduceChunks, spec_of(Collective::kAllGather, 1, 2, 0)));
-  kernel::Work work;
-  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, {}, -1, 1, 0, 0};
-  const Job job = kernel::job_of(DeviceAlgorithm::kReduceChunks, work, 0, 1, 4, 0, nullptr);
+  kernel::CollectiveArgs args;
+  args.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, {}, -1, 1, 0, 0};
+  const Job job = kernel::job_of(DeviceAlgorithm::kReduceChunks, args, 0, 1, 4, 0, nullptr);
   EXPECT_FALSE(kernel::can_do(DeviceAlgorithm::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
 }
 

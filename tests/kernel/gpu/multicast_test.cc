@@ -49,7 +49,7 @@ struct Sum {
   Job job;
   Sum(const Spec& spec, int rank, int ranks) : spec(spec), side(spec, rank, ranks) {
     kernel::Piece none[2 * kernel::kMostRanks];
-    job = kernel::job_of(DeviceAlgorithm::kReduceMulticast, side.work(), uint32_t(rank), uint32_t(ranks), side.width(),
+    job = kernel::job_of(DeviceAlgorithm::kReduceMulticast, side.args(), uint32_t(rank), uint32_t(ranks), side.width(),
                          0, none);
     job.timeout_ns = kTimeout;
   }

@@ -159,9 +159,9 @@ std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Spec& of_all,
       Side side(spec, rank, ranks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));
       CpuExec ex(side.width(), kernel::level().reduce(spec.dtype, spec.op), lanes[rank].factors().data(), rules);
-      kernel::Work work = side.work();
-      work.bytes = spec.counts[0] * side.width();
-      ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], work));
+      kernel::CollectiveArgs args = side.args();
+      args.bytes = spec.counts[0] * side.width();
+      ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], args));
       policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
       ASSERT_EQ(side.verdict(), "");
     }
