@@ -62,7 +62,7 @@ void try_input(FuzzedDataProvider& from) {
   WaitRules rules;
   rules.deadline.end = Clock::now();  // data that is not there yet will not arrive
   CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[me].factors().data(), rules);
-  if (launch_cpu(algorithm, ex, lanes[me], args) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
+  if (run_on_cpu(algorithm, ex, lanes[me], args) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
   if (!lanes.guards_are_whole()) std::abort();
 }
 

@@ -139,7 +139,7 @@ EXAMPLES = (
     ("schedule/catalog.h", '#include "base/collective.h"', False),
     ("net/executor.cc", '#include "kernel/reduce/level.h"', False),
     ("net/executor.cc", '#include "kernel/reduce/dtype.h"', True),
-    ("net/executor.cc", '#include "kernel/cpu/launch.h"', True),
+    ("net/executor.cc", '#include "kernel/cpu/run_on_cpu.h"', True),
     ("net/executor.cc", '#include "kernel/exec.h"', True),
     ("net/executor.cc", "#include <ucp/api/ucp.h>", True),
     ("net/messenger.cc", '#include "net/ucx/ucx.h"', False),

@@ -169,7 +169,7 @@ std::string on_cpu(const Spec& spec, int ranks, const kernel::Level& level, kern
       test::Side side(spec, r, ranks);
       const WaitRules rules = test::rules_of(std::chrono::seconds(20));
       kernel::CpuExec ex(side.width(), level.reduce(spec.dtype, spec.op), lanes[r].factors().data(), rules);
-      const bool ok = kernel::launch_cpu(algorithm, ex, lanes[r], side.args());
+      const bool ok = kernel::run_on_cpu(algorithm, ex, lanes[r], side.args());
       wrong[size_t(r)] = ok ? side.verdict() : "rank " + std::to_string(r) + ": a wait did not end well";
     });
   }

@@ -10,7 +10,7 @@
 
 #include "kernel/cpu/channel.h"
 #include "kernel/cpu/host_collectives.h"
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 
 /// The kernels without a group: pads and staging of all ranks in plain memory, one channel each.
 namespace nvx::test {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "kernel/cpu/host_collectives.h"
-#include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "support/inputs.h"
 
 namespace nvx::test {

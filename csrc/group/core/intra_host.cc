@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/round_up.h"
 #include "base/text.h"
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/reduce/level.h"
 
 namespace nvx {
@@ -70,7 +70,7 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
   ex.keep_by(policy_to_keep(kept, members_.facts));
   Status status;
   try {
-    if (!kernel::launch_cpu(choice.algorithm, ex, channel_, args_of(step, o, staged)))
+    if (!kernel::run_on_cpu(choice.algorithm, ex, channel_, args_of(step, o, staged)))
       status = explain(ex.verdict(), o, rules.deadline);
   } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
     status = core_.failures.fail(error.failure());

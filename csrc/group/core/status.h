@@ -16,7 +16,7 @@
 #include "base/mutex.h"
 #include "group/core/trace.h"
 #include "group/plan/operation.h"
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "schedule/catalog.h"
 
 namespace nvx {

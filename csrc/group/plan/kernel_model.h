@@ -5,7 +5,7 @@
 #include <string>
 
 #include "group/plan/plan.h"
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/gpu/job.h"
 
 namespace nvx {

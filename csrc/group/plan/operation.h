@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/piece.h"
 
 namespace nvx {

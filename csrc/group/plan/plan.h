@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "group/plan/tuning.h"
-#include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "schedule/catalog.h"
 
 namespace nvx {

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "kernel/cpu/channel.h"
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/exec.h"
 #include "kernel/piece.h"
 

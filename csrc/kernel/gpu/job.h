@@ -4,7 +4,7 @@
 #include <functional>
 #include <span>
 
-#include "kernel/cpu/launch.h"
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/gpu/device_pad.h"
 #include "kernel/piece.h"
 

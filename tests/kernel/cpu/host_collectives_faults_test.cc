@@ -28,7 +28,7 @@ int root_for_rank_0(Collective c) { return !is_rooted(c) ? -1 : sends_from_root(
 Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds timeout) {
   const WaitRules rules = rules_of(timeout);
   CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[rank].factors().data(), rules);
-  if (launch_cpu(algorithm, ex, lanes[rank], side.args())) return {};
+  if (run_on_cpu(algorithm, ex, lanes[rank], side.args())) return {};
   EXPECT_NE(ex.verdict().cause, Verdict::Cause::kNone);
   return ex.verdict();
 }
@@ -146,7 +146,7 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
     Side side({.counts = {0}}, 0, 2);
     const WaitRules rules{Deadline::after(milliseconds(0)), {}, &alarm};
     CpuExec ex(4, nullptr, nullptr, rules);
-    EXPECT_FALSE(launch_cpu(Algorithm::kBarrier, ex, lanes[0], side.args()));
+    EXPECT_FALSE(run_on_cpu(Algorithm::kBarrier, ex, lanes[0], side.args()));
     EXPECT_EQ(ex.verdict().how, Waited::kAlarmed);
     EXPECT_EQ(alarm.recorded, 1);
   });
@@ -239,7 +239,7 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
       args.send = send.data();
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      const bool ended = launch_cpu(Algorithm::kExchange, ex, lanes[rank], args);
+      const bool ended = run_on_cpu(Algorithm::kExchange, ex, lanes[rank], args);
       if (rank == 0) return;  // it is done, or still waits for rank 1 to fetch
       EXPECT_FALSE(ended);
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kCounts);
@@ -301,7 +301,7 @@ TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
       args.meets = 0;
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], args)) << forged << " " << leased;
+      EXPECT_FALSE(run_on_cpu(Algorithm::kExchange, ex, lanes[2], args)) << forged << " " << leased;
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << forged << " " << leased;
     }
   }
@@ -400,7 +400,7 @@ int wrong_broadcasts(bool lied_to) {
       if (rank == 1) std::this_thread::sleep_for(milliseconds(2));
       const kernel::CollectiveArgs args = side.args();
       // The listener does not report its own progress if the root gets a false report.
-      const bool ended = launch_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], args);
+      const bool ended = run_on_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], args);
       if (rank == 1 && lied_to) lanes.pad(1).done().value = stamp(1000, 0);
       if (rank == 1 && (!ended || !side.verdict().empty())) ++wrong;
     }

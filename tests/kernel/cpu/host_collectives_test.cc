@@ -25,7 +25,7 @@ std::string perform(Lanes& lanes, int rank, const Spec& spec, Algorithm algorith
   const kernel::ReduceFn reduce = reduces(spec.collective) ? kernel::level().reduce(spec.dtype, spec.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
   ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
-  if (!launch_cpu(algorithm, ex, lanes[rank], side.args())) {
+  if (!run_on_cpu(algorithm, ex, lanes[rank], side.args())) {
     return describe(spec) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
   return side.verdict();
@@ -162,7 +162,7 @@ TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
         Side side(spec, rank, kRanks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
-        ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], side.args()));
+        ASSERT_TRUE(run_on_cpu(algorithm, ex, lanes[rank], side.args()));
         outputs[size_t(rank)].assign(side.out(), side.out() + kCount * side.width());
       });
       results.insert(results.end(), outputs.begin(), outputs.end());

@@ -161,7 +161,7 @@ std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Spec& of_all,
       CpuExec ex(side.width(), kernel::level().reduce(spec.dtype, spec.op), lanes[rank].factors().data(), rules);
       kernel::CollectiveArgs args = side.args();
       args.bytes = spec.counts[0] * side.width();
-      ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], args));
+      ASSERT_TRUE(run_on_cpu(algorithm, ex, lanes[rank], args));
       policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
       ASSERT_EQ(side.verdict(), "");
     }

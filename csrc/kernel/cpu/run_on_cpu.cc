@@ -1,5 +1,5 @@
+#include "kernel/cpu/run_on_cpu.h"
 #include "kernel/cpu/host_collectives.h"
-#include "kernel/cpu/launch.h"
 #include "kernel/cpu/own_time.h"
 
 namespace nvx::kernel {
@@ -28,7 +28,7 @@ constexpr bool in_order() {
   }
   return true;
 }
-static_assert(in_order(), "kRows has one row for each Algorithm, in the order of launch.h");
+static_assert(in_order(), "kRows has one row for each Algorithm, in the order of run_on_cpu.h");
 
 /// Whether every rank writes data that others read and reads data that they write.
 bool goes_both_ways(Algorithm algorithm, const Call& call) {
@@ -52,7 +52,7 @@ size_t kind_of(Algorithm algorithm, const Call& call) {
 
 const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
-bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args) {
+bool run_on_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args) {
   const auto run = [&](CachePolicy policy) {
     ex.stage_by(policy);
     return kRows[size_t(algorithm)].run(ex, channel, args);

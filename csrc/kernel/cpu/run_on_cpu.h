@@ -9,7 +9,7 @@ namespace nvx::kernel {
 
 struct Piece;
 
-/// The algorithms inside a host, one row each in launch_cpu.cc.
+/// The algorithms inside a host, one row each in run_on_cpu.cc.
 enum class Algorithm {
   kBarrier,
   kReduceOneShot,
@@ -37,6 +37,6 @@ struct CollectiveArgs {
 };
 
 /// Runs one collective on this rank to its end. On false, the Exec has the verdict.
-bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args);
+bool run_on_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const CollectiveArgs& args);
 
 }  // namespace nvx::kernel
