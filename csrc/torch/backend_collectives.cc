@@ -19,14 +19,14 @@ struct Entry {
       : communicator(std::move(current)), args(communicator->issuer.arguments(name, operations)) {}
 
   template <class Options>
-  IntrusiveWork launch(const Kind& kind, std::span<TensorOperation> all, Tensors& outputs, Tensors& inputs,
-                       const Options& opts) const {
-    return communicator->issuer.launch(kind, all, outputs, inputs, {opts.timeout, mode(opts.asyncOp)});
+  IntrusiveWork dispatch(const Kind& kind, std::span<TensorOperation> all, Tensors& outputs, Tensors& inputs,
+                         const Options& opts) const {
+    return communicator->issuer.dispatch(kind, all, outputs, inputs, {opts.timeout, mode(opts.asyncOp)});
   }
   template <class Options>
-  IntrusiveWork launch(const Kind& kind, TensorOperation&& c, Tensors& outputs, Tensors& inputs,
-                       const Options& opts) const {
-    return launch(kind, {&c, 1}, outputs, inputs, opts);
+  IntrusiveWork dispatch(const Kind& kind, TensorOperation&& c, Tensors& outputs, Tensors& inputs,
+                         const Options& opts) const {
+    return dispatch(kind, {&c, 1}, outputs, inputs, opts);
   }
 
   const std::shared_ptr<Communicator> communicator;
@@ -43,16 +43,16 @@ Tensors flattened(const std::vector<Tensors>& lists) {
 
 IntrusiveWork ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const Entry call(active(), "broadcast");
-  return call.launch({OpType::BROADCAST, "nvx:broadcast"}, call.args.broadcast(tensors, opts.rootRank, opts.rootTensor),
-                     tensors, tensors, opts);
+  return call.dispatch({OpType::BROADCAST, "nvx:broadcast"},
+                       call.args.broadcast(tensors, opts.rootRank, opts.rootTensor), tensors, tensors, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const Entry call(active(), "all_reduce");
   if (!tensors.empty() && tensors[0].defined() && tensors[0].layout() == at::kSparse)
     return all_reduce_sparse(call.communicator->context, call.args, tensors, opts);
-  return call.launch({OpType::ALLREDUCE, "nvx:all_reduce"}, call.args.all_reduce(tensors, opts.reduceOp), tensors,
-                     tensors, opts);
+  return call.dispatch({OpType::ALLREDUCE, "nvx:all_reduce"}, call.args.all_reduce(tensors, opts.reduceOp), tensors,
+                       tensors, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
@@ -61,14 +61,15 @@ IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d:
   const std::vector<bool> again = use_memory_again(tensors);
   TensorOperations all;
   for (size_t i = 0; i < tensors.size(); ++i) all.push_back(call.args.all_reduce(tensors[i], opts.reduceOp, again[i]));
-  return call.launch({OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, all, tensors, tensors, opts);
+  return call.dispatch({OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, all, tensors, tensors, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const Entry call(active(), "reduce");
   if (opts.rootTensor != 0) call.args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
-  return call.launch({OpType::REDUCE, "nvx:reduce"},
-                     call.args.reduce(call.args.single(tensors), opts.reduceOp, opts.rootRank), tensors, tensors, opts);
+  return call.dispatch({OpType::REDUCE, "nvx:reduce"},
+                       call.args.reduce(call.args.single(tensors), opts.reduceOp, opts.rootRank), tensors, tensors,
+                       opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -77,16 +78,16 @@ IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors&
   TensorOperation c = call.args.all_gather(outputs, inputs);
   const bool several = outputs.size() > 1;
   Tensors flat = several ? flattened(outputs) : Tensors();
-  return call.launch({OpType::ALLGATHER, "nvx:all_gather", several ? outputs.size() : 0}, std::move(c),
-                     several ? flat : outputs[0], inputs, opts);
+  return call.dispatch({OpType::ALLGATHER, "nvx:all_gather", several ? outputs.size() : 0}, std::move(c),
+                       several ? flat : outputs[0], inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::AllgatherOptions& opts) {
   const Entry call(active(), "all_gather_into_tensor");
   Tensors outputs{output}, inputs{input};
-  return call.launch({OpType::_ALLGATHER_BASE, "nvx:_all_gather_base"}, call.args.all_gather_base(output, input),
-                     outputs, inputs, opts);
+  return call.dispatch({OpType::_ALLGATHER_BASE, "nvx:_all_gather_base"}, call.args.all_gather_base(output, input),
+                       outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -101,7 +102,7 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
   }
   Tensors flat = flattened(outputs);
   const size_t lists = outputs.size() > 1 ? outputs.size() : 0;
-  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", lists}, all, flat, inputs, opts);
+  return call.dispatch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", lists}, all, flat, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -110,7 +111,7 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
   call.args.check_same_length(outputs.size(), inputs.size());
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i]));
-  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, all, outputs, inputs, opts);
+  return call.dispatch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, all, outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
@@ -119,7 +120,7 @@ IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& in
   TensorOperation c = call.args.gather(outputs, inputs[0], opts.rootRank);
   Tensors none;
   Tensors& flat = outputs.empty() ? none : outputs[0];
-  return call.launch({OpType::GATHER, "nvx:gather"}, std::move(c), flat, inputs, opts);
+  return call.dispatch({OpType::GATHER, "nvx:gather"}, std::move(c), flat, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -129,7 +130,7 @@ IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& i
   TensorOperation c = call.args.scatter(outputs[0], inputs, opts.rootRank);
   Tensors none;
   Tensors& flat = inputs.empty() ? none : inputs[0];
-  return call.launch({OpType::SCATTER, "nvx:scatter"}, std::move(c), outputs, flat, opts);
+  return call.dispatch({OpType::SCATTER, "nvx:scatter"}, std::move(c), outputs, flat, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -137,16 +138,16 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tens
   const Entry call(active(), "reduce_scatter");
   call.args.check_single(outputs, "output ");
   call.args.check_same_length(outputs.size(), inputs.size());
-  return call.launch({OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
-                     call.args.reduce_scatter(outputs[0], inputs[0], opts.reduceOp), outputs, inputs[0], opts);
+  return call.dispatch({OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
+                       call.args.reduce_scatter(outputs[0], inputs[0], opts.reduceOp), outputs, inputs[0], opts);
 }
 
 IntrusiveWork ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::ReduceScatterOptions& opts) {
   const Entry call(active(), "reduce_scatter_tensor");
   Tensors outputs{output}, inputs{input};
-  return call.launch({OpType::_REDUCE_SCATTER_BASE, "nvx:_reduce_scatter_base"},
-                     call.args.reduce_scatter_base(output, input, opts.reduceOp), outputs, inputs, opts);
+  return call.dispatch({OpType::_REDUCE_SCATTER_BASE, "nvx:_reduce_scatter_base"},
+                       call.args.reduce_scatter_base(output, input, opts.reduceOp), outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -156,21 +157,21 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
-  return call.launch({OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, all, outputs, inputs, opts);
+  return call.dispatch({OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, all, outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                              std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Entry call(active(), "all_to_all_single");
   Tensors outputs{output}, inputs{input};
-  return call.launch({OpType::ALLTOALL_BASE, "nvx:all_to_all", 0, input_splits, output_splits},
-                     call.args.all_to_all_base(output, input, output_splits, input_splits), outputs, inputs, opts);
+  return call.dispatch({OpType::ALLTOALL_BASE, "nvx:all_to_all", 0, input_splits, output_splits},
+                       call.args.all_to_all_base(output, input, output_splits, input_splits), outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   const Entry call(active(), "all_to_all");
-  return call.launch({OpType::ALLTOALL, "nvx:all_to_all"}, call.args.all_to_all(outputs, inputs), outputs, inputs,
-                     opts);
+  return call.dispatch({OpType::ALLTOALL, "nvx:all_to_all"}, call.args.all_to_all(outputs, inputs), outputs, inputs,
+                       opts);
 }
 
 IntrusiveWork ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
@@ -200,7 +201,7 @@ IntrusiveWork ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& inp
   TensorOperation c = call.args.gather_base(output, input, opts.rootRank);
   Tensors inputs{input}, outputs;
   if (opts.rootRank == call.communicator->context.rank) outputs.push_back(output);
-  return call.launch({OpType::GATHER, "nvx:gather"}, std::move(c), outputs, inputs, opts);
+  return call.dispatch({OpType::GATHER, "nvx:gather"}, std::move(c), outputs, inputs, opts);
 }
 
 #endif

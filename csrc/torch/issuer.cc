@@ -84,8 +84,8 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
   return {name, context_.group(), kernels_.get(), delegate, proxies()};
 }
 
-IntrusiveWork Issuer::launch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs,
-                             Tensors& inputs, const CallOptions& options) {
+IntrusiveWork Issuer::dispatch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs,
+                               Tensors& inputs, const CallOptions& options) {
   const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
   const CallContext::Term term = context_.term_of(options.timeout);
   for (TensorOperation& c : collectives) {
@@ -110,7 +110,7 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   if (c.facts.on_device) proxies_.await_end(mode, opts.timeout);
   Tensors none;
-  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, {&c, 1}, none, none, {opts.timeout, mode});
+  return dispatch({c10d::OpType::BARRIER, "nvx:barrier"}, {&c, 1}, none, none, {opts.timeout, mode});
 }
 
 IntrusiveWork Issuer::issue(Call&& call) {

@@ -28,8 +28,8 @@ class Issuer {
 
   /// Begins every collective, and may move from them. Returns null if a synchronous call has ended and no work is
   /// needed.
-  IntrusiveWork launch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs, Tensors& inputs,
-                       const CallOptions& options);
+  IntrusiveWork dispatch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs, Tensors& inputs,
+                         const CallOptions& options);
 
   KernelPath& kernels() { return *kernels_; }
   /// Null if NVX_DELEGATE is empty.
