@@ -195,7 +195,7 @@ int FailureState::first_reporter() const {
 /// The failure that another rank has reported: one of this host first, then one of another host.
 std::optional<net::GroupPort::ReportedFailure> FailureState::report() const {
   if (const int s = first_reporter(); s >= 0) {
-    const int reporter = members_.here()[size_t(s)];
+    const int reporter = members_.ranks_of_host()[size_t(s)];
     const std::optional<Failure> note = members_.pad(s).header().failure.read(members_.size());
     return net::GroupPort::ReportedFailure{reporter, note.value_or(unreadable_note(members_.rank_name(reporter)))};
   }
@@ -235,7 +235,7 @@ void FailureState::fail_as_reported(const net::GroupPort::ReportedFailure& repor
 
 void FailureState::fail_as_gone(int local_rank) {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
-  const int rank = members_.here()[size_t(local_rank)];
+  const int rank = members_.ranks_of_host()[size_t(local_rank)];
   if (header.group != members_.id || header.presence.load() == Presence::kLeft) return (void)fail_as_left(rank);
   const ExitStatus status = members_.peers[size_t(local_rank)]->exit_status();
   (void)fail(
@@ -309,12 +309,12 @@ void FailureState::record_abort(int local_rank, Clock::duration grace) {
 }
 
 void FailureState::sleeps(int local_rank) {
-  const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
+  const int rank = local_rank < 0 ? -1 : members_.ranks_of_host()[size_t(local_rank)];
   status_.sleeps(rank, members_.pid_of(rank));
 }
 
 void FailureState::waited(int local_rank, Clock::time_point began, Clock::duration slept) {
-  const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
+  const int rank = local_rank < 0 ? -1 : members_.ranks_of_host()[size_t(local_rank)];
   if (slept > Clock::duration(0)) status_.slept(rank, slept);
   if (began > Clock::time_point()) status_.waited(rank, began);
 }

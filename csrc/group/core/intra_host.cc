@@ -199,7 +199,7 @@ Status IntraHost::explain(const kernel::Verdict& v, const Operation& o, const De
     case kernel::Verdict::Cause::kBadLease: return core_.failures.fail(diagnosis.bad_lease(peer, context));
     default: {
       Awaited awaited = missing_ranks();
-      if (awaited.ranks.empty() && v.peer >= 0) awaited.ranks = {members_.here()[size_t(v.peer)]};
+      if (awaited.ranks.empty() && v.peer >= 0) awaited.ranks = {members_.ranks_of_host()[size_t(v.peer)]};
       return core_.failures.explain_wait(v.how, awaited, what + " " + number, deadline);
     }
   }
@@ -212,7 +212,7 @@ Awaited IntraHost::missing_ranks() {
     if (s == members_.local_rank()) continue;
     const kernel::Arrival& there = members_.pad(s).arrival(channel_.epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_.epoch(), 0))) continue;
-    missing.ranks.push_back(members_.here()[size_t(s)]);
+    missing.ranks.push_back(members_.ranks_of_host()[size_t(s)]);
     names.push_back(members_.describe_progress(s));
   }
   missing.names = joined(names);

@@ -44,13 +44,14 @@ bool is_new_reason(const std::string& what) {
 
 uint32_t processes_here(const Members& members) {
   std::set<ArenaId> processes;
-  for (const int rank : members.here()) processes.insert(members.topology.ranks[size_t(rank)].arena);
+  for (const int rank : members.ranks_of_host()) processes.insert(members.topology.ranks[size_t(rank)].arena);
   return uint32_t(processes.size());
 }
 
 }  // namespace
 
-DeviceCommunicator::DeviceCommunicator(Core& core) : core_(core), members_(core.members), ranks_(core.members.here()) {
+DeviceCommunicator::DeviceCommunicator(Core& core)
+    : core_(core), members_(core.members), ranks_(core.members.ranks_of_host()) {
   const uint32_t here = processes_here(members_);
   for (uint32_t most = most_processes; most < here && !most_processes.compare_exchange_weak(most, here);) continue;
 }
@@ -262,7 +263,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.ranks = int(ranks.size());
   options.device = device;
   options.host = 1 + uint64_t(host);
-  options.processes = most_processes + uint32_t(ranks.size() - members_.here().size());
+  options.processes = most_processes + uint32_t(ranks.size() - members_.ranks_of_host().size());
   if (config().nvls) options.multicast_bytes = kMulticastBytes;
   options.busy = bootstrap_timeout(core_.waits);
   if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);

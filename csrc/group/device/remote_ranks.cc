@@ -51,7 +51,7 @@ bool DeviceCommunicator::is_remote(int kernel_rank) const {
 }
 
 int DeviceCommunicator::kernel_rank_of(int local_rank) const {
-  return spans_hosts() ? members_.here()[size_t(local_rank)] : local_rank;
+  return spans_hosts() ? members_.ranks_of_host()[size_t(local_rank)] : local_rank;
 }
 
 /// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.

@@ -34,7 +34,7 @@ std::string Members::describe_progress(int local_rank) const {
              : finished ? ", last finished: " + describe(called)
                         : ", still in " + describe(called);
   }
-  return topology.describe(here()[size_t(local_rank)], state);
+  return topology.describe(ranks_of_host()[size_t(local_rank)], state);
 }
 
 void Members::warn_if_stopped(int local_rank) const {

@@ -43,7 +43,7 @@ struct Members {
 
   int size() const { return int(topology.ranks.size()); }
   /// The ranks of this host, by `local_rank`.
-  const std::vector<int>& here() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
+  const std::vector<int>& ranks_of_host() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
   int local_rank() const { return topology.local_rank_of[size_t(rank)]; }
   int local_ranks() const { return int(memory.size()); }
   /// -1 for a rank of another host.
@@ -70,7 +70,9 @@ struct Members {
 
   /// "rank 1", or "rank 1 (global rank 3)" if its global rank differs.
   std::string rank_name(int of) const { return nvx::rank_name(of, topology.global_ranks); }
-  std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
+  std::string describe_local_rank(int local_rank) const {
+    return topology.describe(ranks_of_host()[size_t(local_rank)]);
+  }
   /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last finished: barrier)".
   std::string describe_progress(int local_rank) const;
 

@@ -83,7 +83,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   made.port.reset();
   if (!members.pad_span) return;
   Arena& arena = members.shm->arena();
-  if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
+  if (!members.topology.ranks.empty() && members.memory.size() == members.ranks_of_host().size())
     return arena.free_when(members.pad_span, members.all_peers_gone());
   arena.free_when(members.pad_span,
                   [end = Deadline::after(set_up_time(options_))] { return end.passed(Clock::now()); });
@@ -148,7 +148,7 @@ void SetUp::find_members(IpcSocket& ipc) {
 /// The pad was allocated before the ranks of this host were known, and only these use it.
 void SetUp::shrink_pad() {
   Span& span = members_.pad_span;
-  const size_t ranks = members_.here().size();
+  const size_t ranks = members_.ranks_of_host().size();
   const size_t bytes = round_up(kernel::PadLayout(ranks).bytes(), kSpanPage);
   if (bytes > span.bytes)
     throw Error(Code::kInvalid, "nvx: " + std::to_string(ranks) + " ranks are on one host, at most " +
@@ -161,7 +161,7 @@ void SetUp::shrink_pad() {
 void SetUp::map_peers(IpcSocket& ipc) {
   ShmRegistry& shm = *members_.shm;
   const Topology& topology = members_.topology;
-  const std::vector<int>& here = members_.here();
+  const std::vector<int>& here = members_.ranks_of_host();
   std::vector<std::shared_ptr<PeerProcess>>& peers = members_.peers;
   const ArenaId own = shm.arena().id();
   std::vector<IpcSocket::Wanted> wanted;
@@ -209,7 +209,7 @@ void SetUp::map_peers(IpcSocket& ipc) {
 void SetUp::await_ready(IpcSocket& ipc) {
   signal(members_.own_pad().header().ready.flag, 1);
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    const int r = members_.here()[size_t(s)];
+    const int r = members_.ranks_of_host()[size_t(s)];
     const kernel::PadHeader& header = members_.pad(s).header();
     for (int polls = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++polls) {
       if (polls < 200) {
@@ -242,11 +242,11 @@ void SetUp::check_local_ranks() {
     members_.warn_if_stopped(s);
     const kernel::PadHeader& header = members_.pad(s).header();
     const std::string description = "nvx: " + members_.describe_local_rank(s);
-    const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
+    const std::string advice = see_log_of(rank_name(members_.ranks_of_host()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == members_.id || group == 0;  // 0: the rank does not know the others yet
     if (of_this_group && header.failure.readable()) {
-      const std::string writer = rank_name(members_.here()[size_t(s)]);
+      const std::string writer = rank_name(members_.ranks_of_host()[size_t(s)]);
       store_setup_.throw_note(header.failure.read(options_.size).value_or(unreadable_note(writer)));
     }
     const kernel::Presence presence = header.presence.load();
@@ -259,7 +259,7 @@ void SetUp::check_local_ranks() {
                           .cause = members_.describe_local_rank(s) + " has ended" + text_of(status, " (", ")") +
                                    " while group " + name() + " was being created",
                           .advice = advice,
-                          .lost_rank = members_.here()[size_t(s)],
+                          .lost_rank = members_.ranks_of_host()[size_t(s)],
                           .exit_status = status});
     }
   }
@@ -293,7 +293,7 @@ void SetUp::open_port() {
   const std::shared_ptr<net::Messenger> messenger = this->messenger();
   messenger->admit(sources());
   port_ = std::make_unique<net::GroupPort>(messenger, members_.id, rank(), options_.size);
-  net::grow_descriptor_table(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
+  net::grow_descriptor_table(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.ranks_of_host().size())));
   const std::vector<std::vector<std::byte>> addresses = exchange_addresses(messenger->address());
   const Topology& topology = members_.topology;
   for (int r = 0; r < options_.size; ++r) {

@@ -21,7 +21,7 @@ Members members_of(int rank, const std::vector<int>& ranks_by_host) {
   members.rank = rank;
   members.topology = Topology::from(hellos);
   members.facts = facts_of(members.topology, rank);
-  members.memory.resize(members.here().size());
+  members.memory.resize(members.ranks_of_host().size());
   return members;
 }
 
