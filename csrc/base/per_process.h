@@ -27,7 +27,7 @@ T& of_this_process() {
 template <class T>
 class LiveObjects {
  public:
-  static LiveObjects& here() { return of_this_process<LiveObjects>(); }
+  static LiveObjects& instance() { return of_this_process<LiveObjects>(); }
   void add(T& one) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     all_.push_back(&one);

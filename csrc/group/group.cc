@@ -149,7 +149,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
     }
     log_description(core_->members);
     core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
-    LiveObjects<FailureState>::here().add(core_->failures);  // last: other threads may use the group from here on
+    LiveObjects<FailureState>::instance().add(core_->failures);  // last: other threads may use the group from here on
   } catch (const std::exception& error) {
     tear_down();
     set_up.give_up({core_->members, std::move(core_->port), nullptr}, failure_of(error));
@@ -182,7 +182,7 @@ Group::~Group() {
     return;
   }
   const Uninterrupted here;
-  LiveObjects<FailureState>::here().remove(core_->failures);
+  LiveObjects<FailureState>::instance().remove(core_->failures);
   leave();
   if (finalizes_later_) finalize();  // no operation has ended since
   device_->close();

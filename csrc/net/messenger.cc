@@ -36,13 +36,13 @@ struct Home {
 Home& home() { return of_this_process<Home>(); }
 
 std::unique_ptr<Link> open_link(const std::string& store_host) {
-  const JobKey* const key = JobKey::here();
+  const JobKey* const key = JobKey::instance();
   return key ? open_tcp(*key, store_host) : open_ucx(store_host);
 }
 
 }  // namespace
 
-std::shared_ptr<Messenger> Messenger::here(const std::string& store_host) {
+std::shared_ptr<Messenger> Messenger::instance(const std::string& store_host) {
   Home& h = home();
   MutexLock lock(h.mutex);
   if (!h.messenger) h.messenger = std::make_shared<Messenger>(open_link(store_host), config().liveness);

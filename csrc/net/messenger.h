@@ -38,7 +38,7 @@ class Messenger final : private Receiver {
  public:
   /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error.
   /// `store_host`: see open_ucx() and open_tcp(), which it calls if there is a job key.
-  static std::shared_ptr<Messenger> here(const std::string& store_host);
+  static std::shared_ptr<Messenger> instance(const std::string& store_host);
   static std::shared_ptr<Messenger> opened();
 
   /// `silence`: see Liveness.

@@ -15,13 +15,13 @@ namespace nvx {
 Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
                            std::shared_ptr<Group> group, const NvxOptions& options)
     : context(backend, listeners, std::move(store), std::move(group), options) {
-  LiveObjects<Communicator>::here().add(*this);
+  LiveObjects<Communicator>::instance().add(*this);
 }
 
 /// If peers may write to this rank's memory, a thread of the group waits for that, which would keep the group alive.
 Communicator::~Communicator() {
   const Uninterrupted here;
-  LiveObjects<Communicator>::here().remove(*this);
+  LiveObjects<Communicator>::instance().remove(*this);
   if (has_memory_for_peers) group().leave();
 }
 

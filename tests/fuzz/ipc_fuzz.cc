@@ -243,7 +243,7 @@ void request_pools(FuzzedDataProvider& from) {
 }
 
 void receive_any(FuzzedDataProvider& from) {
-  static const auto& here = *new std::shared_ptr<ShmRegistry>(ShmRegistry::here());
+  static const auto& here = *new std::shared_ptr<ShmRegistry>(ShmRegistry::instance());
   switch (from.ConsumeIntegralInRange(0, 7)) {
     case 0:
     case 1: return fetch(from, *here);

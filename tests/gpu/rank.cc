@@ -62,7 +62,7 @@ Rank::Rank(Member& member, const ChannelShape& shape, const Place& place, StartT
   auto then = Clock::now();
   OneKind bootstrap(member, place.kind);
   mappings_ = std::make_unique<PeerMappings>(
-      DeviceRegistry::here(), bootstrap,
+      DeviceRegistry::instance(), bootstrap,
       MappingOptions{int(rank_), int(shape_.ranks), place.device, kThisHost, std::chrono::milliseconds(5000)});
   times->share = ms_since(&then);
   format(shape, member);

@@ -479,14 +479,14 @@ class FullArena {
   }
 
  private:
-  std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::here();
+  std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::instance();
   std::vector<Span> spans_;
 };
 
 /// A rank that fails before it writes anything into the store.
 TEST(SetUp, ARankThatFailsAtOnceIsNamedWithTheReason) {
   MemoryStore store;
-  const auto shm = ShmRegistry::here();
+  const auto shm = ShmRegistry::instance();
   const size_t before = shm->arena().used();
   std::string error;
   std::thread waiting([&] { error = set_up_error(store, options("at once", 0, 2)); });
@@ -518,7 +518,7 @@ TEST(SetUp, EndsOnAStopRequest) {
 }
 
 TEST(SetUp, WaitingForAnotherRanksMemoryEndsOnAStopRequest) {
-  const auto shm = ShmRegistry::here();
+  const auto shm = ShmRegistry::instance();
   IpcSocket mine(*shm), closed(*shm);
   const Interrupted interrupted;
   try {
@@ -587,7 +587,7 @@ TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
        {uint64_t(Arena::kBytes), uint64_t(Arena::kBytes) - 4096, ~uint64_t(0) - 4095, uint64_t(17)}) {
     MemoryStore store;
     Hello forged = describe_self(1);
-    forged.arena = ShmRegistry::here()->arena().id();
+    forged.arena = ShmRegistry::instance()->arena().id();
     forged.pad_offset = offset;
     forged.ranks = 2;
     store.set("nvx/1/1", encode({&forged, 1}));

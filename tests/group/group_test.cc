@@ -115,7 +115,7 @@ TEST(Group, AnUndefinedReductionIsRefusedAndTheGroupStaysUsable) {
 }
 
 TEST(Group, ReleasesAllItsMemory) {
-  const std::shared_ptr<ShmRegistry> here = ShmRegistry::here();
+  const std::shared_ptr<ShmRegistry> here = ShmRegistry::instance();
   const size_t before = here->arena().used();
   for (int round = 0; round < 3; ++round) {
     MemoryStore store;
@@ -137,7 +137,7 @@ TEST(Group, ManyGroupsShareTheStaging) {
   constexpr size_t kCount = 1'500'000;  // each would take 8 MiB
   const size_t how_many = as_fast(24, 8);
   std::vector<MemoryStore> stores(how_many);
-  const std::shared_ptr<ShmRegistry> here = ShmRegistry::here();
+  const std::shared_ptr<ShmRegistry> here = ShmRegistry::instance();
   const size_t pads = how_many * 2 * (kernel::PadLayout(2).bytes() + 64 * 1024);
   as_threads(2, [&](int rank) {
     std::vector<std::unique_ptr<Group>> groups;

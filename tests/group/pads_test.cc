@@ -26,7 +26,7 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   constexpr int kRanks = 1024;
   Hosts hosts({0, 1});
   Crowd store(kRanks, hosts.options("crowd", 1).messenger()->address());
-  const auto shm = ShmRegistry::here();
+  const auto shm = ShmRegistry::instance();
   Arena& arena = shm->arena();
   arena.free(arena.allocate(1));  // `allocate` collects memory that earlier groups have left
   const size_t before = arena.used();

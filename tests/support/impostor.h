@@ -10,7 +10,7 @@ namespace nvx::test {
 /// For tests of a peer that sends false data.
 class Impostor : public MemoryStore {
  public:
-  Impostor() : shm_(ShmRegistry::here()) {
+  Impostor() : shm_(ShmRegistry::instance()) {
     span_ = shm_->arena().allocate(kernel::PadLayout(2).bytes());
     Hello hello = describe_self(1);
     hello.ranks = 2;

@@ -366,7 +366,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
   const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   if (std::exchange(reporting_to_others, true)) return;  // the other groups of this process get it from this one
-  LiveObjects<FailureState>::here().each([&](FailureState& other) {
+  LiveObjects<FailureState>::instance().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;
     contain("reporting a failure to another group", [&] {

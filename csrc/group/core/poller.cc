@@ -14,7 +14,7 @@ bool Poller::wake() {
 }
 
 bool Poller::find_thread() {
-  return ThreadPool::here().start([self = shared_from_this()] { self->poll(); });
+  return ThreadPool::instance().start([self = shared_from_this()] { self->poll(); });
 }
 
 /// `act()` may block, for example in the user's code, so this thread first finds another one for the rest.

@@ -86,18 +86,18 @@ uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(
 
 GroupStatus::GroupStatus(const std::string& name, int rank, int size)
     : slot_([&] {
-        if (StatusSlot* const slot = StatusPage::here().claim()) return slot;
+        if (StatusSlot* const slot = StatusPage::instance().claim()) return slot;
         unseen_ = std::make_unique<StatusSlot>();
         return unseen_.get();
       }()),
-      trace_(unseen_ ? nullptr : StatusPage::here().trace()) {
+      trace_(unseen_ ? nullptr : StatusPage::instance().trace()) {
   slot_->rank = rank, slot_->size = size;
   put(slot_->name, name);
   state(StatusSlot::kSetUp);
 }
 
 GroupStatus::~GroupStatus() {
-  if (!unseen_) StatusPage::here().release(slot_);
+  if (!unseen_) StatusPage::instance().release(slot_);
 }
 
 /// Release: a reader that sees the state sees the call that it is about.
@@ -195,7 +195,7 @@ void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::t
 
 void GroupStatus::trace(TraceRecord::Kind kind, TraceRecord record) {
   record.kind = kind;
-  record.slot = StatusPage::here().place_of(slot_);
+  record.slot = StatusPage::instance().place_of(slot_);
   if (kind == TraceRecord::kCall)
     record.algorithm = std::exchange(algorithm_, 0), record.schedule = std::exchange(schedule_, 0);
   trace_->add(record);
@@ -302,7 +302,7 @@ std::string section(const char* name, size_t at, size_t records, const char* for
 
 }  // namespace
 
-StatusPage& StatusPage::here() { return of_this_process<StatusPage>(); }
+StatusPage& StatusPage::instance() { return of_this_process<StatusPage>(); }
 
 /// The blocks of a trace are allocated at once: a store to a file on a full disk would kill the process.
 Fd StatusPage::file(size_t* bytes) {

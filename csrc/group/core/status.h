@@ -153,7 +153,7 @@ class StatusPage {
   static constexpr size_t kBytes = kTextBytes + kSlots * kSlotBytes;
   static constexpr const char *kName = "nvx-status", *kTraceName = "nvx-trace";
 
-  static StatusPage& here();
+  static StatusPage& instance();
   /// Null if all slots are taken, or there is no memory for them.
   StatusSlot* claim() EXCLUDES(mutex_);
   void release(StatusSlot* slot) EXCLUDES(mutex_);

@@ -50,7 +50,7 @@ bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
 }
 
 bool Lane::find_thread() {
-  if (!scheduled_) scheduled_ = ThreadPool::here().start([lane = shared_from_this()] { lane->drain(); });
+  if (!scheduled_) scheduled_ = ThreadPool::instance().start([lane = shared_from_this()] { lane->drain(); });
   return scheduled_;
 }
 
@@ -128,7 +128,7 @@ void Lane::settle(std::chrono::milliseconds span, Until until) {
 }
 
 /// Threads do not cross a fork, so a child starts with a pool of its own.
-ThreadPool& ThreadPool::here() { return of_this_process<ThreadPool>(); }
+ThreadPool& ThreadPool::instance() { return of_this_process<ThreadPool>(); }
 
 bool ThreadPool::start(Job job) {
   MutexLock lock(mutex_);

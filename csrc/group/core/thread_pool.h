@@ -84,7 +84,7 @@ class ThreadPool {
  public:
   using Job = std::function<void()>;
 
-  static ThreadPool& here();
+  static ThreadPool& instance();
 
   /// False if no thread is idle and none can be created: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);

@@ -25,7 +25,7 @@ namespace {
 /// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
 bool may_run(const KernelExecutor& kernels) {
   if (kernels.finished() != kernels.launched() || !kernels.signals_have_ended()) return true;
-  return kernels.may_be_replayed() && !ThreadPool::here().stopping();
+  return kernels.may_be_replayed() && !ThreadPool::instance().stopping();
 }
 
 std::chrono::milliseconds bootstrap_timeout(const Waits& waits) {
@@ -118,7 +118,7 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
   net::Messenger& messenger = core_.port->messenger();
   RdmaTrialSetting setting;
   setting.device = device;
-  setting.registry = &DeviceRegistry::here();
+  setting.registry = &DeviceRegistry::instance();
   setting.name = [this](int rank) { return members_.topology.describe(rank); };
   if (members_.kernels != Kernels::kIfFast) setting.slack = bootstrap_timeout(core_.waits);
   setting.obstacle = messenger.use_device_memory({});
@@ -150,13 +150,13 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
 }
 
 std::shared_ptr<std::byte> DeviceCommunicator::allocate_for_rdma(size_t bytes) const {
-  DevicePool& pool = DeviceRegistry::here().pool(opened()->resources().options().device);
+  DevicePool& pool = DeviceRegistry::instance().pool(opened()->resources().options().device);
   return {reinterpret_cast<std::byte*>(pool.allocate(bytes)),
           [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
 }
 
 Status DeviceCommunicator::show_received() const {
-  DeviceRegistry& registry = DeviceRegistry::here();
+  DeviceRegistry& registry = DeviceRegistry::instance();
   const std::shared_ptr<DeviceDriver> driver = registry.driver();
   const int device = opened()->resources().options().device;
   try {
@@ -287,7 +287,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
     const auto launcher = std::make_shared<kernel::KernelLauncher>();
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
-    DeviceRegistry& registry = DeviceRegistry::here();
+    DeviceRegistry& registry = DeviceRegistry::instance();
     options.place_of = [&pool = registry.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
       const DevicePool* made = pool.load(std::memory_order_acquire);
       const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
@@ -302,7 +302,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
 
 std::shared_ptr<DeviceCopies> DeviceCommunicator::make_copies(const KernelExecutor& executor) const {
   const ChannelResources& resources = executor.resources();
-  DeviceRegistry& registry = DeviceRegistry::here();
+  DeviceRegistry& registry = DeviceRegistry::instance();
   DeviceCopies::Setting setting{.driver = registry.driver(),
                                 .device = resources.options().device,
                                 .timeout = registry.timeout(),

@@ -61,7 +61,8 @@ void DevicePools::update() {
     const uint64_t grown = sizes_.read(int(r));
     if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
-    const bool begun = ThreadPool::here().start([peer, grown, timeout = timeout_] { peer->catch_up(grown, timeout); });
+    const bool begun =
+        ThreadPool::instance().start([peer, grown, timeout = timeout_] { peer->catch_up(grown, timeout); });
     if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
   }
 }

@@ -22,7 +22,7 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
   MutexLock lock(mutex_);
   const auto query = [device] {
     NVX_CHECK(kernel::built_with_cuda(), "this build has no kernels");
-    return domain_of(*DeviceRegistry::here().driver(), device, *nvml_library());
+    return domain_of(*DeviceRegistry::instance().driver(), device, *nvml_library());
   };
   std::string why;
   try {

@@ -277,7 +277,7 @@ void Mailbox::settle(std::chrono::milliseconds span) {
 bool Mailbox::ensure_progress_thread() {
   if (has_progress_thread_) return true;
   // The thread keeps the group alive, even if a callback releases the last other reference.
-  has_progress_thread_ = ThreadPool::here().start([this, group = core_.owner().lock()] { run_progress_thread(); });
+  has_progress_thread_ = ThreadPool::instance().start([this, group = core_.owner().lock()] { run_progress_thread(); });
   if (has_progress_thread_) ++progress_threads_;
   return has_progress_thread_;
 }

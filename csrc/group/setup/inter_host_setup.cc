@@ -125,8 +125,9 @@ std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {
 
 /// Leaves errors to SetUp::open_port(), which throws them once all hosts are known.
 void InterHostSetUp::open() {
-  contain_and([this] { messenger_ = options_.messenger ? options_.messenger() : net::Messenger::here(store_.host()); },
-              [this](const std::exception*) { searches_ = false; });
+  contain_and(
+      [this] { messenger_ = options_.messenger ? options_.messenger() : net::Messenger::instance(store_.host()); },
+      [this](const std::exception*) { searches_ = false; });
   if (!messenger_) return;
   std::vector<uint8_t> value = encode({&own_, 1});
   for (const std::byte byte : messenger_->address()) value.push_back(uint8_t(byte));

@@ -38,7 +38,7 @@ SetUp::Made SetUp::run() {
   std::shared_ptr<ShmRegistry> shm;
   std::optional<IpcSocket> ipc;  // closes after give_up(): a rank that finds it closed finds the note, too
   try {
-    shm = members_.shm = ShmRegistry::here();
+    shm = members_.shm = ShmRegistry::instance();
     ipc.emplace(*shm);
     begin(*ipc);
     try {
@@ -111,7 +111,7 @@ void SetUp::begin(const IpcSocket& ipc) {
   self.agreed = mine.agreed();
   std::string settings;
   for (const std::string& value : mine.agreed_values()) settings += value + '\n';
-  if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
+  if (const net::JobKey* const key = net::JobKey::instance()) self.key_tag = key->tag();
   self.arena = arena.id();
   self.pad_offset = members_.pad_span.offset;
   if (!options_.global_ranks.empty()) {
@@ -279,7 +279,7 @@ std::vector<AddressPrefix> SetUp::sources() const {
 
 std::shared_ptr<net::Messenger> SetUp::messenger() const {
   try {
-    return options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
+    return options_.messenger ? options_.messenger() : net::Messenger::instance(store_.host());
   } catch (const Error& error) {
     const std::string warning = members_.topology.host_warning();
     if (warning.empty()) throw;

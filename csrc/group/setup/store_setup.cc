@@ -407,7 +407,7 @@ int64_t StoreSetUp::live_ranks(const Failure& note, bool joined) {
 }
 
 void check_for_deaths(const GroupOptions& options, int remote) {
-  const std::shared_ptr<ShmRegistry> shm = ShmRegistry::here();
+  const std::shared_ptr<ShmRegistry> shm = ShmRegistry::instance();
   const std::string when = " while group " + options.name + " was being created";
   const auto has_left = [&](int r, const std::string& description) {
     return Error(Failure{.code = Code::kPeerLeft,

@@ -57,7 +57,7 @@ void DeviceArena::quarantine(Span span) {
   if (const HostFallback* fallback = fallback_.made()) fallback->region->abandon();
 }
 
-DeviceRegistry& DeviceRegistry::here() {
+DeviceRegistry& DeviceRegistry::instance() {
   static DeviceRegistry* const kRegistry =
       new DeviceRegistry(driver_library());  // never destroyed: other processes may have it mapped
   return *kRegistry;

@@ -75,7 +75,7 @@ class DeviceRegistry {
   static constexpr size_t kArenaBytes = (size_t(64) << 20) + DeviceArena::kForMessages;
 
   /// This process's, over libcuda. It lives until the process ends. Throws Error if there is no driver.
-  static DeviceRegistry& here();
+  static DeviceRegistry& instance();
 
   /// `timeout`: how long this process waits for its own devices.
   explicit DeviceRegistry(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,

@@ -68,7 +68,7 @@ std::shared_ptr<const Mapping> PeerProcess::tensors() {
 
 ShmRegistry::ShmRegistry() : leases_(arena_, size_t(config().staging_mb) << 20), tensors_(arena_) {}
 
-std::shared_ptr<ShmRegistry> ShmRegistry::here() {
+std::shared_ptr<ShmRegistry> ShmRegistry::instance() {
   Home& h = of_this_process<Home>();
   MutexLock lock(h.mutex);
   std::shared_ptr<ShmRegistry> shm = h.shm.lock();

@@ -56,7 +56,7 @@ class PeerProcess {
 /// has noted. Exists from the first group to the last.
 class ShmRegistry {
  public:
-  static std::shared_ptr<ShmRegistry> here();
+  static std::shared_ptr<ShmRegistry> instance();
   static std::shared_ptr<ShmRegistry> opened();
 
   Arena& arena() { return arena_; }

@@ -58,7 +58,7 @@ std::string read_key(const std::string& path) {
 
 }  // namespace
 
-const JobKey* JobKey::here() {
+const JobKey* JobKey::instance() {
   static const bool kSet = std::getenv("NVX_JOB_KEY") != nullptr;
   if (config().job_key.empty() && !kSet) return nullptr;
   // A user who sets the variable wants authentication: the command that should have printed the key may have failed.

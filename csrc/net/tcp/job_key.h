@@ -16,7 +16,7 @@ using Mac = std::array<std::byte, 32>;
 class JobKey {
  public:
   /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error, also if it is set and empty.
-  static const JobKey* here();
+  static const JobKey* instance();
 
   /// `setting`: the key, or "@" and its file. Throws Error if it is too short or unreadable, or without libcrypto.
   explicit JobKey(const std::string& setting);

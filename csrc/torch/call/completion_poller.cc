@@ -2,9 +2,9 @@
 
 namespace nvx {
 
-CompletionPoller& CompletionPoller::here() {
-  static auto* const kHere = new CompletionPoller;  // never destroyed: works may outlive static destructors
-  return *kHere;
+CompletionPoller& CompletionPoller::instance() {
+  static auto* const kInstance = new CompletionPoller;  // never destroyed: works may outlive static destructors
+  return *kInstance;
 }
 
 bool CompletionPoller::add(c10::intrusive_ptr<NvxWork> work) {

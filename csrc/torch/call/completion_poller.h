@@ -15,7 +15,7 @@ namespace nvx {
 /// first work of each stream, and all works whose results come on several streams.
 class CompletionPoller {
  public:
-  static CompletionPoller& here();
+  static CompletionPoller& instance();
 
   /// Returns false if no thread is available to poll; the caller then calls the hooks at once.
   bool add(c10::intrusive_ptr<NvxWork> work) EXCLUDES(mutex_);

@@ -275,7 +275,7 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   if (coalesced) coalesced->one_has_ended();
   const bool has_observer = facts_.on_end || facts_.timed;
   if (hooks == Hooks::kNow || !has_observer || is_there()) return run_hooks();
-  if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) run_hooks();
+  if (!CompletionPoller::instance().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) run_hooks();
 }
 
 bool NvxWork::is_there() {

@@ -146,7 +146,7 @@ class TorchStore final : public Store {
     const auto task = std::make_shared<std::packaged_task<decltype(call())()>>(
         [call = std::move(call)]() mutable { return call_store(std::move(call)); });
     auto answer = task->get_future();
-    if (!ThreadPool::here().start([task] { (*task)(); })) (*task)();
+    if (!ThreadPool::instance().start([task] { (*task)(); })) (*task)();
     constexpr std::chrono::milliseconds kSlice{20}, kHurry{2000}, kNoticeable{2000};
     const bool hurry = hurries_ > 0 && (patience_.count() <= 0 || patience_ > kHurry);  // 0 or less: no limit
     const Deadline limit = Deadline::after(hurry ? kHurry : patience_);

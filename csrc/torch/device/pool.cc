@@ -81,7 +81,7 @@ namespace {
 PoolBlocks* blocks_of(int device) {
   static Mutex mutex;
   static auto* const kAll = new std::map<int, std::unique_ptr<PoolBlocks>>;
-  DevicePool& pool = DeviceRegistry::here().pool(device);
+  DevicePool& pool = DeviceRegistry::instance().pool(device);
   MutexLock lock(mutex);
   std::unique_ptr<PoolBlocks>& blocks = (*kAll)[device];
   if (!blocks) blocks = std::make_unique<PoolBlocks>(pool);
@@ -101,7 +101,7 @@ void with_blocks(int device, Act act) {
 bool has_pool(c10::DeviceIndex device) {
   if (!kernel::built_with_cuda()) return false;
   try {
-    (void)DeviceRegistry::here().pool(device);
+    (void)DeviceRegistry::instance().pool(device);
     return true;
   } catch (const Error& error) {
     NVX_LOG(kTrace, "no pool on GPU %d: %s", int(device), without_name(error.what()).c_str());

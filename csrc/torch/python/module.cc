@@ -371,20 +371,20 @@ void stop_everything() {
   exiting.store(true);
   constexpr auto kGrace = Communicator::kGraceForProxies;
   const Deadline deadline = Deadline::after(kGrace);
-  auto& communicators = LiveObjects<Communicator>::here();
+  auto& communicators = LiveObjects<Communicator>::instance();
   communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
-  ThreadPool::here().stop(std::chrono::milliseconds(100));
-  if (ThreadPool::here().threads() != 0) {
+  ThreadPool::instance().stop(std::chrono::milliseconds(100));
+  if (ThreadPool::instance().threads() != 0) {
     communicators.each([](Communicator& one) {
       for (const auto& group : one.context.groups.all()) group->abort("its process exits");
     });
-    ThreadPool::here().stop(kLast);
+    ThreadPool::instance().stop(kLast);
   }
   HookThread::await_all();
   const auto messenger = net::Messenger::opened();
   if (!messenger) return;
   messenger->finish();
-  if (net::JobKey::here()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
+  if (net::JobKey::instance()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
 }
 
 }  // namespace

@@ -196,7 +196,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
     lock.unlock();
     if (old) old->cancel("it is being reconfigured");
     const auto job = [self, plan, work] { self->carry_out(plan, work); };
-    if (!ThreadPool::here().start(job)) job();
+    if (!ThreadPool::instance().start(job)) job();
   });
   return work;
 }

@@ -78,7 +78,7 @@ class Reconfigurable final : public ProcessGroupNVX {
   c10::intrusive_ptr<c10d::Store> store_of(const Plan& plan) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::here();  // keeps this process's identity
+  std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::instance();  // keeps this process's identity
   const uint64_t number_ = random_arena_id().low;
   mutable Mutex mutex_;                                         // never held while a communicator is made or ended
   std::map<ArenaId, EarlierProcess> known_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators

@@ -103,9 +103,9 @@ namespace {
 /// stream that another group captures invalidates the capture.
 class DrawnStreams {
  public:
-  static DrawnStreams& here() {
-    static auto* const kHere = new DrawnStreams;
-    return *kHere;
+  static DrawnStreams& instance() {
+    static auto* const kInstance = new DrawnStreams;
+    return *kInstance;
   }
   /// Returns a stream that disturbs no other user; if there is none, one that at least invalidates no capture.
   c10::Stream draw(at::Device device, StreamFor use) EXCLUDES(mutex_) {
@@ -145,13 +145,13 @@ CommStreams CommStreams::of_caller(at::Device device) {
 c10::Stream OwnCommStreams::stream(Use use, const c10::Stream& key) {
   const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
-  const c10::Stream next = DrawnStreams::here().draw(key.device(), purpose_of(use));
+  const c10::Stream next = DrawnStreams::instance().draw(key.device(), purpose_of(use));
   return streams_.emplace(std::pair(use, key), next).first->second;
 }
 
 OwnCommStreams::~OwnCommStreams() {
   if (origin_.elsewhere()) return;
-  for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, purpose_of(key.first));
+  for (const auto& [key, stream] : streams_) DrawnStreams::instance().give_back(stream, purpose_of(key.first));
 }
 
 CommStreams OwnCommStreams::of(at::Device device) {

@@ -120,7 +120,7 @@ class Handle final : public symm_mem::SymmetricMemory {
 struct Blocks {
   Mutex mutex;
   std::map<std::byte*, std::shared_ptr<Block>> by_address GUARDED_BY(mutex);
-  static Blocks& here() { return of_this_process<Blocks>(); }
+  static Blocks& instance() { return of_this_process<Blocks>(); }
 
   /// The block of this address, which may be inside it; null if there is none.
   std::shared_ptr<Block> find(const void* at) {
@@ -156,7 +156,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
       const c10::Device on =
           current ? c10::impl::VirtualGuardImpl(type_).getDevice() : c10::Device(type_, c10::DeviceIndex(device));
       const auto block = std::make_shared<Block>(size, symm_mem::get_signal_pad_size(), on, group);
-      Blocks& all = Blocks::here();
+      Blocks& all = Blocks::instance();
       MutexLock lock(all.mutex);
       all.by_address[block->data()] = block;
       return block->data();
@@ -170,7 +170,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
     if (symm_mem::is_finalizing()) return;
     contain("freeing symmetric memory", [&] {
       std::shared_ptr<Block> last;  // destroyed after the lock's release
-      Blocks& all = Blocks::here();
+      Blocks& all = Blocks::instance();
       MutexLock lock(all.mutex);
       const auto found = all.by_address.find(static_cast<std::byte*>(at));
       if (found == all.by_address.end()) return;
@@ -181,14 +181,14 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
   }
 
   size_t get_alloc_size(void* at) override {
-    const auto block = Blocks::here().find(at);
+    const auto block = Blocks::instance().find(at);
     if (!block) throw_argument_error("nvx: get_alloc_size: this memory does not come from symm_mem.empty");
     return block->bytes();
   }
 
   /// Returns null, as torch's own do, for memory that is not of this allocator: torch's operators then refuse it.
   c10::intrusive_ptr<symm_mem::SymmetricMemory> rendezvous(void* at, const std::optional<std::string>& group) override {
-    const std::shared_ptr<Block> block = Blocks::here().find(at);
+    const std::shared_ptr<Block> block = Blocks::instance().find(at);
     if (!block) {
       TORCH_WARN("nvx: rendezvous: this tensor does not come from symm_mem.empty, so no other rank can map it");
       return nullptr;
@@ -215,7 +215,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
   c10::DeviceType supported_device_type() override { return type_; }
   std::string name() override { return "NVX"; }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  bool has_allocation(void* at) override { return Blocks::here().find(at) != nullptr; }
+  bool has_allocation(void* at) override { return Blocks::instance().find(at) != nullptr; }
 #endif
 
  private:

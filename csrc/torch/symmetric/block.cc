@@ -56,7 +56,7 @@ Block::Block(size_t bytes, size_t pad_bytes, c10::Device device, std::optional<s
       device_(device),
       group_(std::move(group)),
       fork_generation_(fork_generation()),
-      shm_(ShmRegistry::here()) {
+      shm_(ShmRegistry::instance()) {
   NVX_CHECK(bytes <= TensorMemory::kMost && pad_bytes <= TensorMemory::kMost,
             "symm_mem.empty: " + std::to_string(bytes) + " bytes are more than any rank maps");
   device_.is_cpu() ? take_host_memory(place_.pad + pad_bytes) : take_device_memory(place_.pad + pad_bytes);
@@ -74,7 +74,7 @@ void Block::take_host_memory(size_t bytes) {
 /// Waits for the zeroes: a peer may signal as soon as its rendezvous has ended.
 void Block::take_device_memory(size_t bytes) {
   const c10::OptionalDeviceGuard on(device_);
-  DevicePool& pool = DeviceRegistry::here().pool(device_.index());
+  DevicePool& pool = DeviceRegistry::instance().pool(device_.index());
   DevicePtr at;
   {
     const RelaxedCaptureGuard relaxed;
@@ -126,7 +126,7 @@ void Block::free_device_memory(AllRendezvous&& all) {
   stays.release();
   std::function<bool()> released = leave(std::move(all));
   if (unsure_) return;
-  DeviceRegistry::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
+  DeviceRegistry::instance().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
 }
 
 std::shared_ptr<const Rendezvous> Block::rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,

@@ -63,11 +63,11 @@ TEST(Poller, GoesOnPollingWhileAnActIsHeldUp) {
 }
 
 TEST(Poller, ReportsWhereThereIsNoThread) {
-  ThreadPool::here().limit(0);
+  ThreadPool::instance().limit(0);
   std::atomic<int> looks{0};
   const auto poller = std::make_shared<Poller>([&] { return ++looks, Poller::Seen(); }, kQuick);
   EXPECT_FALSE(poller->wake());
-  ThreadPool::here().limit(SIZE_MAX);
+  ThreadPool::instance().limit(SIZE_MAX);
   EXPECT_TRUE(poller->wake());
   EXPECT_TRUE(eventually(std::chrono::seconds(30), [&] { return looks == 1; }));
 }

@@ -149,7 +149,7 @@ TEST(ThreadPool, NoLaneWaitsForAnotherOnesThread) {
     lanes.back()->submit(tasks.back());
   }
   for (const auto& task : tasks) EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return task->done(); }));
-  EXPECT_GE(ThreadPool::here().threads(), size_t(1));
+  EXPECT_GE(ThreadPool::instance().threads(), size_t(1));
 }
 
 TEST(ThreadPool, ManyThreadsSubmitAndWait) {
@@ -177,7 +177,7 @@ TEST(ThreadPool, AForkedChildHasOneOfItsOwn) {
   warm->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
   all_end_well(1, [](int) {
-    EXPECT_EQ(ThreadPool::here().threads(), 0u);
+    EXPECT_EQ(ThreadPool::instance().threads(), 0u);
     const auto lane = std::make_shared<Lane>();
     const auto mine = note([](Runner) {});
     lane->submit(mine);
@@ -203,12 +203,12 @@ TEST(Lane, ExceptionOfATaskLeavesTheLaneUsable) {
 /// A process that cannot create another thread.
 class NoThreads : public testing::Test {
  protected:
-  NoThreads() { ThreadPool::here().limit(0); }
-  ~NoThreads() override { ThreadPool::here().limit(SIZE_MAX); }
+  NoThreads() { ThreadPool::instance().limit(0); }
+  ~NoThreads() override { ThreadPool::instance().limit(SIZE_MAX); }
 };
 
 TEST_F(NoThreads, SubmitterRunsTheTask) {
-  EXPECT_FALSE(ThreadPool::here().start([] {}));
+  EXPECT_FALSE(ThreadPool::instance().start([] {}));
   const auto lane = std::make_shared<Lane>();
   for (int i = 0; i < 3; ++i) {
     const auto task = note([](Runner) {});
@@ -242,11 +242,11 @@ TEST_F(NoThreads, AWaiterRunsTheTaskEvenIfItNeedNot) {
 TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
   const auto lane = std::make_shared<Lane>();
   lane->submit(note([](Runner) {}));
-  ThreadPool::here().limit(SIZE_MAX);
+  ThreadPool::instance().limit(SIZE_MAX);
   const auto task = note([](Runner runner) { EXPECT_EQ(runner, Runner::kPool); });
   lane->submit(task);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
-  EXPECT_GE(ThreadPool::here().threads(), size_t(1));
+  EXPECT_GE(ThreadPool::instance().threads(), size_t(1));
 }
 
 /// This test is the last, because the process has no pool after it.
@@ -255,8 +255,8 @@ TEST(ThreadPoolStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
   const auto task = note([](Runner) {});
   lane->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
-  ThreadPool::here().stop(std::chrono::seconds(10));
-  EXPECT_EQ(ThreadPool::here().threads(), 0u);
+  ThreadPool::instance().stop(std::chrono::seconds(10));
+  EXPECT_EQ(ThreadPool::instance().threads(), 0u);
   const auto late = note([](Runner) {});
   lane->submit(late);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));

@@ -246,7 +246,7 @@ TEST(Mailbox, ACallbackThatThrowsHarmsNoMessage) {
 
 /// If no thread can be created, the waiters progress the messages.
 TEST(Mailbox, GoesOnWithoutThreads) {
-  ThreadPool::here().limit(0);
+  ThreadPool::instance().limit(0);
   in_group("no threads", 2, [&](Group& group, int rank) {
     Bytes out = payload(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
     const Request receive = message(1 - rank, 0, in.data(), in.size()),
@@ -261,7 +261,7 @@ TEST(Mailbox, GoesOnWithoutThreads) {
     EXPECT_TRUE(in == payload(1 - rank, rank, 0, 3'000'000));
     ASSERT_TRUE(barrier(group).ok());
   });
-  ThreadPool::here().limit(SIZE_MAX);
+  ThreadPool::instance().limit(SIZE_MAX);
 }
 
 /// Staging that no message needs is available to other groups.

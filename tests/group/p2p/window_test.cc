@@ -299,7 +299,7 @@ TEST(WindowFailure, PutsBeforeAPeerOfAnotherHostLeftAreVisible) {
 TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
   MemoryStore store;
   std::atomic<bool> waits{false}, left{false};
-  ThreadPool::here().limit(0);
+  ThreadPool::instance().limit(0);
   as_threads(2, [&](int rank) {
     std::optional<Group> group(std::in_place, store, test::options("unseen", rank, 2));
     std::optional<Place> place(std::in_place, *group, 100);
@@ -321,7 +321,7 @@ TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
     EXPECT_TRUE(status.ok()) << status.what();
     EXPECT_TRUE(place->memory == Bytes(100, std::byte(4)));
   });
-  ThreadPool::here().limit(SIZE_MAX);
+  ThreadPool::instance().limit(SIZE_MAX);
 }
 
 /// A peer that has gone fails no rank that does not wait for it, though windows are open to it.
@@ -412,9 +412,9 @@ TEST(WindowFailure, OtherMessagesAreNotBlamed) {
 
 /// If no thread can be created, writes arrive when the owner of the window waits.
 TEST(WindowFailure, GoesOnWithoutThreads) {
-  ThreadPool::here().limit(0);
+  ThreadPool::instance().limit(0);
   in_group("no threads", 2, [&](Group& group, int) { all_write_to_all(group, 100, 2); });
-  ThreadPool::here().limit(SIZE_MAX);
+  ThreadPool::instance().limit(SIZE_MAX);
 }
 
 }  // namespace

@@ -291,7 +291,7 @@ TEST(SetUp, ChecksForDeathsWithoutMemoryOfItsOwn) {
   own.global_ranks = {0, 1};
   EXPECT_FALSE(HostSetUp(store, own).has_ended(1));
   EXPECT_EQ(ShmRegistry::opened(), nullptr);
-  const auto shm = ShmRegistry::here();
+  const auto shm = ShmRegistry::instance();
   EXPECT_EQ(ShmRegistry::opened(), shm);
 }
 

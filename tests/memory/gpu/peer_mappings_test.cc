@@ -488,7 +488,7 @@ TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
 TEST(DeviceArena, TheProcessHasOneRegistryIfThereIsADriver) {
   for (int turn = 0; turn < 2; ++turn) {
     try {
-      EXPECT_EQ(&DeviceRegistry::here(), &DeviceRegistry::here());
+      EXPECT_EQ(&DeviceRegistry::instance(), &DeviceRegistry::instance());
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("NVIDIA driver"), std::string::npos) << error.what();
     }

@@ -224,7 +224,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
   };
   all_end_well(2, [&](int rank) {
     if (rank == 1) {
-      const auto here = ShmRegistry::here();
+      const auto here = ShmRegistry::instance();
       IpcSocket ipc(*here);
       const Span span = here->arena().allocate(M);
       EXPECT_EQ(span.offset, 0u);
@@ -240,7 +240,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
     }
     SocketInfo info{};
     ASSERT_EQ(read(pipes[0], &info, sizeof info), ssize_t(sizeof info));
-    const auto here = ShmRegistry::here();
+    const auto here = ShmRegistry::instance();
     IpcSocket ipc(*here);
     const auto fetched = ipc.fetch({{info.id, info.socket, info.pid}}, Deadline::after(milliseconds(20'000)));
     ASSERT_EQ(fetched.size(), 1u);
@@ -319,7 +319,7 @@ class FalseSocket {
 };
 
 TEST(PeerProcesses, MalformedArenaIsRefused) {
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   const ArenaId id{1, 2};
   std::vector<char> right(24);
   const uint32_t magic = 0x4e565832;
@@ -348,7 +348,7 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
 
 /// A rank stays known while any group exists that has noted it, whichever of them ends first.
 TEST(PeerProcesses, AreFoundAsLongAsAGroupStands) {
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   const auto process = std::make_shared<PeerProcess>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
   here->note_rank(3, process, first);
@@ -361,7 +361,7 @@ TEST(PeerProcesses, AreFoundAsLongAsAGroupStands) {
 }
 
 TEST(PeerProcesses, AClosedIpcSocketIsAnError) {
-  IpcSocket mine(*ShmRegistry::here());
+  IpcSocket mine(*ShmRegistry::instance());
   try {
     (void)mine.fetch({{ArenaId{1, 2}, "nvx-nobody-is-here", 4711}}, Deadline::after(milliseconds(2000)));
     FAIL();
@@ -372,7 +372,7 @@ TEST(PeerProcesses, AClosedIpcSocketIsAnError) {
 
 TEST(PeerProcesses, ASilentProcessEndsTheFetchInTime) {
   FalseSocket silent;
-  IpcSocket mine(*ShmRegistry::here());
+  IpcSocket mine(*ShmRegistry::instance());
   const auto began = Clock::now();
   EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
@@ -399,7 +399,7 @@ struct SharedState {
 };
 
 std::shared_ptr<PeerProcess> fetch_peer(SharedState& shared_state, int me, IpcSocket& ipc) {
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   shared_state.ids[me] = here->arena().id();
   std::strncpy(shared_state.sockets[me], ipc.name().c_str(), sizeof shared_state.sockets[me] - 1);
   shared_state.pids[me] = getpid();
@@ -429,11 +429,11 @@ TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
   if (status != 0) GTEST_SKIP() << "this user cannot make a pid namespace";
   all_end_well(1, [&](int) {
     forbid_pidfd_open();
-    const auto here = ShmRegistry::here();
+    const auto here = ShmRegistry::instance();
     ASSERT_EQ(unshare(CLONE_NEWPID), 0);  // for the next child
     const pid_t inner = fork();
     if (inner == 0) {
-      const auto own = ShmRegistry::here();
+      const auto own = ShmRegistry::instance();
       IpcSocket ipc(*own);
       const auto outer = fetch_peer(shared_state, 1, ipc);
       const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->exit_status().known();
@@ -462,10 +462,10 @@ TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
   void* const shared = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   SharedState& shared_state = *new (shared) SharedState{};
   all_end_well(1, [&](int) {
-    const auto here = ShmRegistry::here();
+    const auto here = ShmRegistry::instance();
     const pid_t child = fork();
     if (child == 0) {
-      const auto own = ShmRegistry::here();
+      const auto own = ShmRegistry::instance();
       IpcSocket ipc(*own);
       (void)fetch_peer(shared_state, 1, ipc);
       if (fork() == 0) _exit(int(sleep(1)));

@@ -137,7 +137,7 @@ TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
 
 /// A process of the same user, in another container for example, that reads names in /proc/net/unix.
 TEST(UnixSocket, AClientWithoutTokensGetsNothingOfAnIpcSocketOrARelay) {
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
@@ -162,7 +162,7 @@ TEST(UnixSocket, AClientWithoutTokensGetsNothingOfAnIpcSocketOrARelay) {
 /// Each would hold a descriptor of this process, until there are none for ranks.
 TEST(UnixSocket, OfClientsThatSendNothingTheOldestAreClosed) {
   constexpr size_t kSilent = kMostSilent + 64;
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
@@ -270,7 +270,7 @@ TEST(InFlight, DescriptorsWaitUntilOthersAreReceived) {
 TEST(InFlight, AnIpcSocketAnswersOnceThereIsRoom) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   beside_descriptors_in_flight([](InFlight& others) {
-    const auto here = ShmRegistry::here();
+    const auto here = ShmRegistry::instance();
     IpcSocket mine(*here);
     const std::vector<IpcSocket::Wanted> own{{here->arena().id(), mine.name(), getpid()}};
     try {
@@ -377,7 +377,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
   constexpr int kRanks = 3;
   const SharedTable table(kRanks);
   all_end_well(kRanks, [&](int rank) {
-    const auto here = ShmRegistry::here();
+    const auto here = ShmRegistry::instance();
     const Span span = here->arena().allocate(4096);
     IpcSocket ipc(*here);
     const Flood flood({getpid()});
@@ -408,7 +408,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
 
 TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsReported) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
-  const auto here = ShmRegistry::here();
+  const auto here = ShmRegistry::instance();
   IpcSocket mine(*here), silent(*here);
   const Flood flood({getpid()});
   flood.await(2);
