@@ -88,7 +88,7 @@ IntrusiveWork ProcessGroupNVX::endCoalescing() {
   const auto current = active();
   std::optional<CoalescingScope> scope = current->context.scopes.close();
   if (!scope) return nullptr;
-  current->issuer.kernels().catch_up_if_behind();
+  current->issuer.kernels().flush_if_postponed();
   if (auto batch = current->messages.begin_delegated(*scope)) scope->works.push_back(std::move(batch));
   if (scope->works.empty()) return nullptr;
   if (scope->works.size() == 1) return scope->works.front();

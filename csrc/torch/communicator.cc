@@ -86,7 +86,7 @@ bool Communicator::has_memory_of(c10::DeviceIndex device) {
 
 void Communicator::wait_for_pending_works() {
   constexpr std::chrono::milliseconds kCheckInterval{50};
-  issuer.kernels().catch_up();
+  issuer.kernels().flush_postponed();
   const auto all_ended = [&] {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().reentrant());
@@ -110,14 +110,14 @@ void Communicator::cancel(const std::string& why) {
   if (context.origin.elsewhere()) return;
   *context.muted = true;
   context.groups.abort(why);
-  issuer.abort();               // before catch_up(), whose lock a call of the delegate may hold
-  issuer.kernels().catch_up();  // refuses the postponed operations, and fails their works
+  issuer.abort();                      // before flush_postponed(), whose lock a call of the delegate may hold
+  issuer.kernels().flush_postponed();  // refuses the postponed operations, and fails their works
 }
 
 void Communicator::shut_down() {
   constexpr std::chrono::milliseconds kGrace{300};
   if (context.origin.elsewhere()) return;
-  issuer.kernels().catch_up();
+  issuer.kernels().flush_postponed();
   issuer.drain(Deadline::after(group().timeout()), kGraceForProxies);
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
   *context.muted = true;

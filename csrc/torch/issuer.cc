@@ -74,7 +74,7 @@ Issuer::Issuer(CallContext& context)
   attach_tool();
   if (config().delegate.empty() || context.size == 1) return;
   delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context, this] {
-    kernels_->catch_up();  // other ranks may wait for postponed operations, and this host for these ranks
+    kernels_->flush_postponed();  // other ranks may wait for postponed operations, and this host for these ranks
     return context.groups.of_devices();
   });
 }
@@ -116,7 +116,7 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
 IntrusiveWork Issuer::issue(Call&& call) {
   if (context_.scopes.is_open()) call.mode = Mode::kAsync;  // a coalescing scope waits for all of its calls together
   const Route route = route_of(call.collectives);
-  if (route != Route::kKernels && route != Route::kDelegate) kernels_->catch_up_if_behind();
+  if (route != Route::kKernels && route != Route::kDelegate) kernels_->flush_if_postponed();
   switch (route) {
     case Route::kMemory: return issue_in_memory(std::move(call));
     case Route::kStaged: return staged_.issue(std::move(call));

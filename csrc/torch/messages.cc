@@ -88,7 +88,7 @@ IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int
 c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tensor& tensor,
                                                 std::shared_ptr<Message> message, std::chrono::milliseconds timeout,
                                                 bool receives) {
-  kernels_.catch_up_if_behind();
+  kernels_.flush_if_postponed();
   CallContext::Term term = context_.term_of(timeout);
   message->timeout = term.timeout;
   auto work = c10::make_intrusive<MessageWork>(context_.facts(kind), tensor, std::move(message), std::move(term.claim),

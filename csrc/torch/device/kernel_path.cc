@@ -249,14 +249,14 @@ void KernelPath::postpone(c10::intrusive_ptr<LaunchedWork> work) {
   MutexLock lock(mutex_);
   if (!postponed_.empty() && !alike(*postponed_.front(), *work)) begun = begin_postponed();
   postponed_.push_back(std::move(work));
-  behind_.store(true, std::memory_order_release);
+  has_postponed_.store(true, std::memory_order_release);
   if (count(postponed_) >= kernel::kLaunchJobs) {
     const Works full = begin_postponed();
     begun.insert(begun.end(), full.begin(), full.end());
   }
 }
 
-void KernelPath::catch_up() {
+void KernelPath::flush_postponed() {
   MutexLock lock(mutex_);
   const Works begun = begin_postponed();
   lock.unlock();
@@ -269,7 +269,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
     while (!context.hazards.follow(*tensors, stream)) {
       Group& of_devices = *context.groups.of_devices();
       if (of_devices.lane().held_here()) raise(group_->reentrant());
-      catch_up();
+      flush_postponed();
       of_devices.lane().settle(kPollSlice);
       group_->check_interrupt();
       raise_interrupt();
@@ -280,7 +280,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
 
 KernelPath::Works KernelPath::begin_postponed() {
   Works works = std::exchange(postponed_, {});
-  behind_.store(false, std::memory_order_release);
+  has_postponed_.store(false, std::memory_order_release);
   if (works.empty()) return works;
   const StagingCopies& first = *works.front()->staging_;
   Operations operations;

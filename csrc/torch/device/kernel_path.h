@@ -60,9 +60,9 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
                                               PendingSends& earlier) EXCLUDES(mutex_);
 
   /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
-  void catch_up() EXCLUDES(mutex_);
-  void catch_up_if_behind() EXCLUDES(mutex_) {
-    if (behind_.load(std::memory_order_acquire)) catch_up();
+  void flush_postponed() EXCLUDES(mutex_);
+  void flush_if_postponed() EXCLUDES(mutex_) {
+    if (has_postponed_.load(std::memory_order_acquire)) flush_postponed();
   }
 
   /// Makes the stream wait for results that will be written to memory of the call's tensors. The host waits until the
@@ -84,7 +84,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
   IntrusiveWork postpone(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);
   /// The same for a work whose collectives have numbers, and whose stream is claimed. They begin when they fill a
-  /// launch, before any other work of the group, or in catch_up().
+  /// launch, before any other work of the group, or in flush_postponed().
   void postpone(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
   /// Raises if the next call would run, on this thread's current stream, after another rank's part of the same
   /// collective. Call Claim::keep() once the call has begun.
@@ -112,7 +112,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
   Mutex mutex_;                         // held during launches, because all ranks launch in one order
   Works postponed_ GUARDED_BY(mutex_);  // all have the same stream, capture and timeout
-  std::atomic<bool> behind_{false};     // works are postponed
+  std::atomic<bool> has_postponed_{false};
 };
 
 }  // namespace nvx

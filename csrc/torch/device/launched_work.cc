@@ -27,15 +27,15 @@ void LaunchedWork::report_outcome() {
   end(outcome_, outcome_.ok() ? Hooks::kWhenThere : Hooks::kNow);
 }
 
-void LaunchedWork::catch_up() {
+void LaunchedWork::flush_postponed() {
   if (closed_.load(std::memory_order_acquire)) return;
   origin_.check(facts_.rank);
-  without_python_lock([&] { path_->catch_up(); });
+  without_python_lock([&] { path_->flush_postponed(); });
 }
 
 /// Without a timeout the host does not wait, and only a failure that is already known is raised.
 bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
-  catch_up();
+  flush_postponed();
   check();
   path_->note_wait(*staging_, facts_.sequence);
   if (!outcome_.ok()) raise(outcome_);
@@ -71,12 +71,12 @@ Status LaunchedWork::failure() const {
 }
 
 bool LaunchedWork::isCompleted() {
-  if (!origin_.elsewhere()) catch_up();
+  if (!origin_.elsewhere()) flush_postponed();
   return NvxWork::isCompleted();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> LaunchedWork::getFuture() {
-  catch_up();
+  flush_postponed();
   return NvxWork::getFuture();
 }
 

@@ -29,7 +29,7 @@ class LaunchedWork final : public NvxWork {
 
  private:
   friend class KernelPath;
-  void catch_up();
+  void flush_postponed();
   Status wait_there(std::chrono::milliseconds timeout);
   void close(const Status& outcome, uint64_t ended_at);
   /// Later failures and later calls do not change the result.

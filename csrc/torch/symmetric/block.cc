@@ -41,7 +41,7 @@ void put_addresses(const at::Tensor& room, const Symmetric& ranks) {
 Group& group_for(Communicator& communicator, c10::Device device) {
   Group& of_cpu = communicator.context.checked_group();
   if (device.is_cpu()) return of_cpu;
-  communicator.issuer.kernels().catch_up_if_behind();
+  communicator.issuer.kernels().flush_if_postponed();
   NVX_CHECK(communicator.issuer.kernels().agree_to_serve(device),
             "symmetric memory on " + device.str() + " needs nvx's kernels, which do not serve group " + of_cpu.name() +
                 ": see nvx doctor");
