@@ -62,7 +62,7 @@ void DevicePools::update() {
     if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
     const bool begun =
-        ThreadPool::instance().start([peer, grown, timeout = timeout_] { peer->catch_up(grown, timeout); });
+        ThreadPool::instance().start([peer, grown, timeout = timeout_] { peer->map_up_to(grown, timeout); });
     if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
   }
 }
@@ -75,10 +75,10 @@ PoolStats DevicePools::stats() const {
 }
 
 /// A failed mapping is retried after the pool has grown further; a mapping that hangs is not.
-void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds timeout) {
+void DevicePools::Peer::map_up_to(uint64_t grown, std::chrono::milliseconds timeout) {
   try {
     const Deadline deadline = Deadline::after(timeout);
-    catch_up_on_thread("mapping the pool", pool, grown, deadline);
+    map_on_thread("mapping the pool", pool, grown, deadline);
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kTimeout) pool->give_up();

@@ -66,7 +66,7 @@ class DevicePools {
     kernel::PoolView* view GUARDED_BY(mutex) = nullptr;  // null once the group has gone
     bool has_failed GUARDED_BY(mutex) = false;
 
-    void catch_up(uint64_t grown, std::chrono::milliseconds timeout) EXCLUDES(mutex);
+    void map_up_to(uint64_t grown, std::chrono::milliseconds timeout) EXCLUDES(mutex);
     void log_failure(const std::string& why) EXCLUDES(mutex);
     bool show() EXCLUDES(mutex);
   };

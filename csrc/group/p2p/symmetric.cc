@@ -125,7 +125,7 @@ void Symmetric::map_peer(const Parts& group, int rank, const Info& info) {
   NVX_CHECK(peer.pool && !peer.pool->is_given_up(), "its GPU's memory is not reachable from this GPU");
   const Deadline deadline = Deadline::after(group.core.waits.span_of(std::chrono::milliseconds(0)));
   check_part(UINT64_MAX, info.block.offset, bytes);
-  catch_up_on_thread("mapping its pool", peer.pool, info.block.offset + bytes, deadline);
+  map_on_thread("mapping its pool", peer.pool, info.block.offset + bytes, deadline);
   base_[size_t(rank)] = reinterpret_cast<std::byte*>(peer.pool->base() + info.block.offset);
 }
 

@@ -84,7 +84,7 @@ class OwnPool : public PeerPool {
 
 }  // namespace
 
-void PeerPool::catch_up(uint64_t grown, const Deadline& deadline) {
+void PeerPool::map_up_to(uint64_t grown, const Deadline& deadline) {
   MutexLock lock(mutex_);
   while (mapped() < grown) {
     const uint64_t reaches = map_next(segments_, deadline);
@@ -93,10 +93,10 @@ void PeerPool::catch_up(uint64_t grown, const Deadline& deadline) {
   }
 }
 
-void catch_up_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
-                        const Deadline& deadline) {
+void map_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
+                   const Deadline& deadline) {
   (void)call_or_throw<bool>(what, deadline, [pool, grown, deadline] {
-    pool->catch_up(grown, deadline);
+    pool->map_up_to(grown, deadline);
     return true;
   });
 }

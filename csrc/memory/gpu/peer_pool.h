@@ -22,9 +22,9 @@ class PeerPool {
 
   /// Maps missing segments in order until `grown` bytes are mapped. It blocks, also in the driver, which may hang.
   /// Throws Error; segments that were mapped stay.
-  void catch_up(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
+  void map_up_to(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
 
-  /// Called when catch_up() has not returned in time: nothing tries it again.
+  /// Called when map_up_to() has not returned in time: nothing tries it again.
   void give_up() { given_up_.store(true, std::memory_order_release); }
   bool is_given_up() const { return given_up_.load(std::memory_order_acquire); }
 
@@ -39,9 +39,9 @@ class PeerPool {
   std::atomic<bool> given_up_{false};
 };
 
-/// Runs catch_up() on a thread of its own. Throws Error, also if it does not return in time. `what`: in that text.
-void catch_up_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
-                        const Deadline& deadline);
+/// Runs map_up_to() on a thread of its own. Throws Error, also if it does not return in time. `what`: in that text.
+void map_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
+                   const Deadline& deadline);
 
 /// A pool of another process, as that process describes it.
 struct PoolOwner {

@@ -207,15 +207,15 @@ TEST(PeerPool, FollowsAPoolThatGrows) {
     const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 1));
     EXPECT_EQ(seen->base(), 0u);
     EXPECT_EQ(seen->mapped(), 0u);
-    seen->catch_up(pool.grown(), soon());
+    seen->map_up_to(pool.grown(), soon());
     EXPECT_EQ(seen->mapped(), 2 * M);
     (void)pool.allocate(6 * M);
     const DevicePtr last = pool.allocate(4 * M);
     EXPECT_EQ(seen->mapped(), 2 * M) << "not by itself";
-    seen->catch_up(pool.grown(), soon());
+    seen->map_up_to(pool.grown(), soon());
     EXPECT_EQ(seen->mapped(), 12 * M);
     const int calls = mine.driver->calls();
-    seen->catch_up(pool.grown(), soon());
+    seen->map_up_to(pool.grown(), soon());
     EXPECT_EQ(mine.driver->calls(), calls);
     for (const DevicePtr place : {first, last, last + 4 * M - 1}) {
       write_at(place, 1, 42);
@@ -234,12 +234,12 @@ TEST(PeerPool, IsUnmappedByItsLastUser) {
       (void)theirs.registry->pool(0).allocate(2 * M);
       (void)theirs.registry->pool(0).allocate(2 * M);
       const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-      seen->catch_up(4 * M, soon());
+      seen->map_up_to(4 * M, soon());
       EXPECT_NE(mine.driver->unreleased(), "");
     }
     EXPECT_EQ(mine.driver->unreleased(), "");
     const auto again = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-    again->catch_up(4 * M, soon());
+    again->map_up_to(4 * M, soon());
     EXPECT_EQ(again->mapped(), 4 * M);
   }
   EXPECT_EQ(open_fds(), before);
@@ -263,16 +263,16 @@ TEST(PeerPool, OfTheSameProcessNeedsNoServer) {
   };
   EXPECT_FALSE(copies(0)) << "not yet";
   for (const auto& seen : {other, same}) {
-    seen->catch_up(pool.grown(), soon());
+    seen->map_up_to(pool.grown(), soon());
     EXPECT_EQ(seen->base(), pool.base());
     EXPECT_EQ(seen->mapped(), 2 * M);
   }
   EXPECT_TRUE(copies(0) && copies(1));
   process.driver->pair(0, 1, PeerAccess::kRefuses);
   (void)pool.allocate(2 * M);
-  EXPECT_NE(refusal_of([&] { other->catch_up(4 * M, soon()); }).second.find("cuMemSetAccess"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { other->map_up_to(4 * M, soon()); }).second.find("cuMemSetAccess"), std::string::npos);
   EXPECT_EQ(other->mapped(), 2 * M);
-  same->catch_up(4 * M, soon());
+  same->map_up_to(4 * M, soon());
   EXPECT_EQ(same->mapped(), 4 * M);
 }
 
@@ -282,16 +282,16 @@ TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
     DevicePool& pool = theirs.registry->pool(0);
     (void)pool.allocate(2 * M);
     const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-    if (std::string(call) != "reserve") seen->catch_up(2 * M, soon());
+    if (std::string(call) != "reserve") seen->map_up_to(2 * M, soon());
     const uint64_t before = seen->mapped();
     (void)pool.allocate(2 * M);
     mine.driver->refuse(call, 2);
-    const auto [code, text] = refusal_of([&] { seen->catch_up(4 * M, soon()); });
+    const auto [code, text] = refusal_of([&] { seen->map_up_to(4 * M, soon()); });
     EXPECT_EQ(code, Code::kSystem) << call;
     EXPECT_NE(text.find("fake refusal 2"), std::string::npos) << text;
     EXPECT_EQ(seen->mapped(), before) << call;
     mine.driver->refuse(call, 0);
-    seen->catch_up(4 * M, soon());
+    seen->map_up_to(4 * M, soon());
     EXPECT_EQ(seen->mapped(), 4 * M) << call;
   }
 }
@@ -301,12 +301,12 @@ TEST(PeerPool, AnOwnerThatCannotExportReportsWhy) {
   (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->refuse("export_fd", 5);
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-  const auto [code, text] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
+  const auto [code, text] = refusal_of([&] { seen->map_up_to(2 * M, soon()); });
   EXPECT_EQ(code, Code::kPeerFailed);
   EXPECT_NE(text.find("it refused: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << text;
   theirs.driver->refuse("export_fd", 0);
   EXPECT_NE(
-      refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it refused: its pool has no such segment"),
+      refusal_of([&] { seen->map_up_to(100 * M, soon()); }).second.find("it refused: its pool has no such segment"),
       std::string::npos);
   EXPECT_EQ(seen->mapped(), 2 * M) << "what there is";
 }
@@ -358,7 +358,7 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
       return reply;
     });
     const auto seen = mine.registry->peer_pool(0, false_owner.owner());
-    const std::string text = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
+    const std::string text = refusal_of([&] { seen->map_up_to(2 * M, soon()); }).second;
     EXPECT_NE(text.find(row.reason), std::string::npos) << text;
     EXPECT_EQ(seen->mapped(), 0u);
   }
@@ -370,7 +370,7 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
     return reply;
   });
   const auto seen = mine.registry->peer_pool(0, changing.owner());
-  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an invalid segment"), std::string::npos)
+  EXPECT_NE(refusal_of([&] { seen->map_up_to(4 * M, soon()); }).second.find("an invalid segment"), std::string::npos)
       << "another pool all of a sudden";
   EXPECT_EQ(seen->mapped(), 2 * M);
   ASSERT_EQ(elsewhere.release(made), 0);
@@ -382,7 +382,7 @@ TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
   const LocalSocket nobody =
       listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
   const auto seen = mine.registry->peer_pool(0, {random_arena_id(), 0, name});
-  const auto [code, text] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
+  const auto [code, text] = refusal_of([&] { seen->map_up_to(2 * M, soon(50)); });
   EXPECT_EQ(code, Code::kTimeout);
   EXPECT_NE(text.find("it did not answer within 50 ms"), std::string::npos) << text;
 }
@@ -390,12 +390,12 @@ TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
 TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
   Process mine(1), theirs(1);
   const auto gone = mine.registry->peer_pool(0, {random_arena_id(), 0, unique_socket_name()});
-  EXPECT_EQ(refusal_of([&] { gone->catch_up(2 * M, soon()); }).first, Code::kPeerDied);
+  EXPECT_EQ(refusal_of([&] { gone->map_up_to(2 * M, soon()); }).first, Code::kPeerDied);
   (void)theirs.registry->pool(0).allocate(M);
   const auto other = mine.registry->peer_pool(0, {random_arena_id(), 0, theirs.registry->pool_socket()});
-  EXPECT_NE(refusal_of([&] { other->catch_up(2 * M, soon()); }).second.find("for another process"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { other->map_up_to(2 * M, soon()); }).second.find("for another process"), std::string::npos);
   const auto none = mine.registry->peer_pool(0, {theirs.registry->id(), 7, theirs.registry->pool_socket()});
-  EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such segment"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { none->map_up_to(2 * M, soon()); }).second.find("has no such segment"), std::string::npos);
 }
 
 // --- the server ----------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ TEST(PoolServer, SilentOrMalformedClientsBlockNoOtherClient) {
     ASSERT_TRUE(send_packet(hasty, &request, sizeof request, {}));
   }
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-  seen->catch_up(2 * M, soon());
+  seen->map_up_to(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
   for (const LocalSocket* shown_out : std::initializer_list<const LocalSocket*>{&nonsense, &wrong, &silent.front()}) {
     char byte = 0;
@@ -475,11 +475,11 @@ TEST(PeerPool, OutlivesItsOwner) {
     const Info theirs = read_infos<Info>(bootstrap.all_gather(bytes_of(info)), 1, of_rank)[1];
     if (rank == 0) {
       const auto seen = process.registry->peer_pool(0, {theirs.process, 1, text_of(theirs.socket)});
-      seen->catch_up(theirs.grown, soon());
+      seen->map_up_to(theirs.grown, soon());
       write_at(seen->base() + M, 1, 3);
       (void)bootstrap.all_gather({});
       const auto reaches_no_more = [&] {
-        return refusal_of([&] { seen->catch_up(theirs.grown + 2 * M, soon(500)); }).first == Code::kPeerDied;
+        return refusal_of([&] { seen->map_up_to(theirs.grown + 2 * M, soon(500)); }).first == Code::kPeerDied;
       };
       for (int i = 0; i < 1000 && !reaches_no_more(); ++i) std::this_thread::sleep_for(milliseconds(10));
       EXPECT_TRUE(reaches_no_more());
@@ -512,7 +512,7 @@ TEST(PoolServer, StaysOpenAfterAClientDies) {
   theirs.driver->unblock();
   Process mine(1);
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-  seen->catch_up(2 * M, soon());
+  seen->map_up_to(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
 }
 

@@ -436,7 +436,7 @@ TEST(Flood, OfAPoolServerBlocksNoRank) {
   std::this_thread::sleep_for(milliseconds(200));  // its thread may keep up, so that it is never full
   for (int i = 0; i < 20; ++i) {
     const auto seen = mine.registry->peer_pool(0, {theirs.registry->id(), 0, theirs.registry->pool_socket()});
-    seen->catch_up(2 * M, Deadline::after(seconds(30)));
+    seen->map_up_to(2 * M, Deadline::after(seconds(30)));
     EXPECT_EQ(seen->mapped(), 2 * M);
   }
 }
