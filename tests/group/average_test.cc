@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "group/plan/terms.h"
+#include "group/plan/reduction_split.h"
 #include "kernel/reduce/float_bits.h"
 #include "support/hosts.h"
 
@@ -129,7 +129,7 @@ TEST(AveragesOfAnything, KeepWhatIsSmall) {
   for (const auto& result : results) EXPECT_EQ(result, bytes_of(DType::kF16, {small}));
 }
 
-TEST(Terms, AreScaledWhereSumsMayNotFit) {
+TEST(ReductionSplit, ScalesWhereSumsMayNotFit) {
   struct Case {
     DType dtype;
     ReduceOp op;
@@ -155,11 +155,11 @@ TEST(Terms, AreScaledWhereSumsMayNotFit) {
       {DType::kI32, ReduceOp::kBxor, 4, ReduceOp::kBxor, 1, ReduceOp::kBxor, 1},
   };
   for (const Case& c : cases) {
-    const Terms terms = terms_of(c.dtype, c.op, c.op == kPremulSum ? 0.3 : 1, c.ranks);
-    EXPECT_EQ(terms.inside, c.inside) << name(c.op) << " of " << name(c.dtype);
-    EXPECT_EQ(terms.factor, c.factor) << name(c.op) << " of " << name(c.dtype);
-    EXPECT_EQ(terms.between, c.between) << name(c.op) << " of " << name(c.dtype);
-    EXPECT_EQ(terms.divisor, c.divisor) << name(c.op) << " of " << name(c.dtype);
+    const ReductionSplit split = split_of(c.dtype, c.op, c.op == kPremulSum ? 0.3 : 1, c.ranks);
+    EXPECT_EQ(split.inside, c.inside) << name(c.op) << " of " << name(c.dtype);
+    EXPECT_EQ(split.factor, c.factor) << name(c.op) << " of " << name(c.dtype);
+    EXPECT_EQ(split.between, c.between) << name(c.op) << " of " << name(c.dtype);
+    EXPECT_EQ(split.divisor, c.divisor) << name(c.op) << " of " << name(c.dtype);
   }
 }
 

@@ -71,7 +71,7 @@ Hierarchical::~Hierarchical() {
 
 Status Hierarchical::run(Operation& o, const WaitRules& rules) {
   Call call{o, rules, std::bit_cast<net::Label>(o.fingerprint()),
-            terms_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
+            split_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
   core_.failures.set_report_grace(std::chrono::milliseconds(0));
   ++op_;
@@ -79,7 +79,7 @@ Status Hierarchical::run(Operation& o, const WaitRules& rules) {
     MutexLock lock(port_.mutex());
     port_.calls().begin(op_, call.label);
   }
-  if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.terms.between);
+  if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.split.between);
   Status status;
   try {
     status = o.proxy ? run_proxy(call) : perform(call);
@@ -180,7 +180,7 @@ Status Hierarchical::run_inside(Call& call, const Operation& step) {
 
 void Hierarchical::divide(const Call& call, const kernel::Piece& sum) const {
   const size_t elements = sum.bytes / size_of(call.o.dtype);
-  if (call.terms.divisor != 1) kernel::level().divide(call.o.dtype)(sum.data, elements, call.terms.divisor);
+  if (call.split.divisor != 1) kernel::level().divide(call.o.dtype)(sum.data, elements, call.split.divisor);
 }
 
 // --- runs

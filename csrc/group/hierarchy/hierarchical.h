@@ -34,7 +34,7 @@ class Hierarchical final : private Driver {
     Operation& o;
     WaitRules rules;
     net::Label label;
-    Terms terms;
+    ReductionSplit split;
     kernel::ReduceFn combine = nullptr;  ///< combines the terms of the hosts
     uint16_t runs = 0;                   ///< runs begun
   };

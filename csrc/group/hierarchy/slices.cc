@@ -55,7 +55,7 @@ Slices::Slices(const Source& source)
       facts_(source.facts),
       rank_(source.rank),
       plan_(plan_for(source)),
-      terms_(terms_of(source.o.dtype, source.o.op, source.o.factor, source.facts.world)) {}
+      split_(split_of(source.o.dtype, source.o.op, source.o.factor, source.facts.world)) {}
 
 /// Between elements.
 void Slices::cut_by(size_t slice, size_t bytes) {
@@ -74,7 +74,7 @@ Operation Slices::step_of(Collective collective) const {
 
 Operation Slices::sum_of() const {
   Operation step = step_of(plan_.before);
-  step.op = terms_.inside, step.factor = terms_.factor;
+  step.op = split_.inside, step.factor = split_.factor;
   return step;
 }
 

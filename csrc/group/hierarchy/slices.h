@@ -9,7 +9,7 @@
 #include "group/hierarchy/rails.h"
 #include "group/plan/chunks.h"
 #include "group/plan/plan.h"
-#include "group/plan/terms.h"
+#include "group/plan/reduction_split.h"
 
 namespace nvx {
 
@@ -77,7 +77,7 @@ class Slices {
   void cut_by(size_t slice, size_t bytes);
   std::byte* at(size_t k) const;  ///< slot of slice k
   /// A rank that is alone on its host needs no step for the host's sum, if the terms are not scaled.
-  bool reads_input() const { return rails_.alone() && !terms_.scales() && !o_.proxy; }
+  bool reads_input() const { return rails_.alone() && !split_.scales() && !o_.proxy; }
   std::byte* kept() const { return scratch_ + std::min(count(), kSlots) * slot_bytes_; }
   size_t width() const { return size_of(o_.dtype); }
   Operation step_of(kernel::Collective collective) const;
@@ -88,7 +88,7 @@ class Slices {
   const PlanFacts& facts_;
   const int rank_;
   const InterHostPlan plan_;
-  const Terms terms_;
+  const ReductionSplit split_;
   PeerSet peers_;
   int root_ = 0;
   bool carries_ = false;

@@ -1,4 +1,4 @@
-#include "group/plan/terms.h"
+#include "group/plan/reduction_split.h"
 
 #include <bit>
 
@@ -21,7 +21,7 @@ bool accumulates_wider(DType dtype) {
 
 }  // namespace
 
-Terms terms_of(DType dtype, ReduceOp op, double factor, size_t ranks) {
+ReductionSplit split_of(DType dtype, ReduceOp op, double factor, size_t ranks) {
   if (op == ReduceOp::kPremulSum) return {.inside = op, .factor = factor};
   if (op != ReduceOp::kAvg) return {.inside = op, .between = op};
   if (!accumulates_wider(dtype)) return {.divisor = double(ranks)};

@@ -15,7 +15,7 @@ namespace nvx {
 /// multiplied by a power of two, which makes the sum one to two times the average. Multiplication by a power of two is
 /// exact, so the bits are those of the plain sum. Only values below the type's least normal number may lose up to its
 /// least number, once per host.
-struct Terms {
+struct ReductionSplit {
   ReduceOp inside = ReduceOp::kSum;   ///< over the ranks of a host
   double factor = 1;                  ///< for this rank's element, if `inside` is kPremulSum
   ReduceOp between = ReduceOp::kSum;  ///< over the hosts' results
@@ -25,6 +25,6 @@ struct Terms {
 };
 
 /// Pure, and the same on every rank, except for the factor of a premul_sum, which each rank chooses.
-Terms terms_of(DType dtype, ReduceOp op, double factor, size_t ranks);
+ReductionSplit split_of(DType dtype, ReduceOp op, double factor, size_t ranks);
 
 }  // namespace nvx
