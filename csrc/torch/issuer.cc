@@ -87,11 +87,11 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
 IntrusiveWork Issuer::dispatch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs,
                                Tensors& inputs, const CallOptions& options) {
   const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
-  const CallContext::Term term = context_.term_of(options.timeout);
+  const CallContext::Timeout timeout = context_.timeout_of(options.timeout);
   for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title + 4).invalid("tensors must be on the same device");
-    c.operation.timeout = term.timeout;
-    c.claim = term.claim;
+    c.operation.timeout = timeout.value;
+    c.claim = timeout.claim;
   }
   count_versions(kind.type, outputs);
   Call call{kind, collectives, outputs, inputs, options.mode};

@@ -89,9 +89,9 @@ c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tens
                                                 std::shared_ptr<Message> message, std::chrono::milliseconds timeout,
                                                 bool receives) {
   kernels_.flush_if_postponed();
-  CallContext::Term term = context_.term_of(timeout);
-  message->timeout = term.timeout;
-  auto work = c10::make_intrusive<MessageWork>(context_.facts(kind), tensor, std::move(message), std::move(term.claim),
+  CallContext::Timeout limit = context_.timeout_of(timeout);
+  message->timeout = limit.value;
+  auto work = c10::make_intrusive<MessageWork>(context_.facts(kind), tensor, std::move(message), std::move(limit.claim),
                                                pending_sends_);
   if (!tensor.is_cpu()) work->stage(context_.streams, receives);
   work->count_in(context_.pending);
@@ -112,7 +112,7 @@ IntrusiveWork Messages::begin_delegated(const Kind& kind, const at::Tensor& tens
         "the sender, or raise the size of send_recv in NVX_DELEGATE");
   }
   const DelegatedMessage message{tensor, peer, tag, receives,
-                                 context_.group().span_of(context_.term_of(c10d::kUnsetTimeout).timeout)};
+                                 context_.group().span_of(context_.timeout_of(c10d::kUnsetTimeout).value)};
   if (context_.scopes.add(message)) return c10::make_intrusive<BatchedWork>(context_.rank, kind.type);
   return kernels_.begin_delegated(context_, {message}, *delegate_, *pending_sends_);
 }

@@ -42,10 +42,10 @@ bool can_coalesce(at::ScalarType type) {
 /// ranks, which every rank sums in rank order.
 class SparseWork final : public LaneWork {
  public:
-  SparseWork(Facts facts, const Arguments& arguments, Tensors tensors, CallContext::Term term, uint64_t number)
+  SparseWork(Facts facts, const Arguments& arguments, Tensors tensors, CallContext::Timeout timeout, uint64_t number)
       : LaneWork(std::move(facts), tensors, std::nullopt),
         arguments_(arguments),
-        term_(std::move(term)),
+        timeout_(std::move(timeout)),
         number_(number),
         tensors_(std::move(tensors)) {}
 
@@ -56,7 +56,7 @@ class SparseWork final : public LaneWork {
   Status gather_sizes(Group& group, Runner runner, const at::Tensor& mine, std::vector<int64_t>& entries);
 
   const Arguments arguments_;
-  CallContext::Term term_;
+  CallContext::Timeout timeout_;
   const uint64_t number_;
   Whole whole_;  // the ranks compare it in each step
   Tensors tensors_;
@@ -64,7 +64,7 @@ class SparseWork final : public LaneWork {
 
 void SparseWork::release_tensors() {
   tensors_.clear();
-  term_.claim.reset();
+  timeout_.claim.reset();
 }
 
 Status SparseWork::gather(Group& group, Runner runner, const at::Tensor& in, at::Tensor& out) {
@@ -72,7 +72,7 @@ Status SparseWork::gather(Group& group, Runner runner, const at::Tensor& in, at:
   shape.insert(shape.begin(), group.size());
   out = at::empty(shape, in.options());
   TensorOperation c = arguments_.all_gather_base(out, in);
-  c.operation.timeout = term_.timeout;
+  c.operation.timeout = timeout_.value;
   c.operation.number = number_;
   whole_.bytes = in.nbytes();
   whole_.fingerprint.shape = Hash().add(c.operation.count).add(c.operation.shape).value();
@@ -112,7 +112,7 @@ Status SparseWork::carry_out(Group& group, Runner runner) {
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
   whole_.fingerprint.dtype = dtype_of(mine.values());
   whole_.fingerprint.form = kernel::Form::kSparse;
-  whole_.deadline = Deadline::after(group.span_of(term_.timeout));
+  whole_.deadline = Deadline::after(group.span_of(timeout_.value));
   std::vector<int64_t> entries;
   NVX_TRY(gather_sizes(group, runner, mine, entries));
   const int64_t most = *std::ranges::max_element(entries);
@@ -181,7 +181,7 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
   const bool waits = !opts.asyncOp && !context.scopes.is_open();
   if (waits && group.lane().held_here()) raise(group.reentrant());
   const auto work = c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors,
-                                                    context.term_of(opts.timeout), group.next_number());
+                                                    context.timeout_of(opts.timeout), group.next_number());
   context.enqueue(work, group.lane());
   if (waits) work->wait(std::chrono::milliseconds(0));
   return work;

@@ -22,7 +22,7 @@ NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>
           kind.lists, group};
 }
 
-CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
+CallContext::Timeout CallContext::timeout_of(std::chrono::milliseconds given) {
   const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
   TimeoutExtensions::Share share = extensions->begin();
   if (share.extra.count() == 0) [[likely]]

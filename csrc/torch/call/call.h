@@ -70,12 +70,12 @@ class CallContext {
   NvxWork::Facts facts(const Kind& kind) { return facts(kind, groups.of_cpu()); }
   /// group: its lane runs the call.
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
-  struct Term {
-    std::chrono::milliseconds timeout;  ///< 0: the group's
-    TimeoutExtensions::Claim claim;     ///< keeps the timeout's extension until the operation has ended
+  struct Timeout {
+    std::chrono::milliseconds value;  ///< 0: the group's
+    TimeoutExtensions::Claim claim;   ///< keeps the timeout's extension until the operation has ended
   };
   /// given: the timeout that the caller passed, if any.
-  Term term_of(std::chrono::milliseconds given);
+  Timeout timeout_of(std::chrono::milliseconds given);
   void number(std::span<TensorOperation> collectives);
   /// Whether even a synchronous call must return a work.
   bool needs_work() const;
