@@ -12,7 +12,7 @@ namespace {
 
 using Cause = ScheduleRun::Verdict::Cause;
 
-constexpr int kChecksBetweenLabels = int(std::chrono::seconds(1) / kWatchInterval);
+constexpr int kChecksBetweenFingerprints = int(std::chrono::seconds(1) / kWatchInterval);
 
 bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
   return an != 0 && bn != 0 && a < b + bn && b < a + an;
@@ -164,7 +164,7 @@ void ScheduleRun::post(Flight& flight) {
     const bool is_first = flight.posted == 0;
     MessageHeader header = header_of(is_first ? Kind::kFirst : Kind::kNext, flight.out_number);
     header.segment = uint32_t(flight.posted / segment);
-    const First first{args_.label, total};
+    const First first{args_.fingerprint, total};
     const auto behind = std::as_bytes(std::span(&first, is_first ? 1 : 0));
     const std::byte* body = data + flight.posted;
     flight.posted += bytes;
@@ -195,7 +195,7 @@ ScheduleRun::Outcome ScheduleRun::refuse(const Verdict& verdict) {
 }
 
 void ScheduleRun::compare(uint32_t from, const First& first) {
-  if (first.label != args_.label) refuse({Cause::kMismatch, int(from), first.label});
+  if (first.fingerprint != args_.fingerprint) refuse({Cause::kMismatch, int(from), first.fingerprint});
 }
 
 bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) const {
@@ -237,7 +237,7 @@ ScheduleRun::Outcome ScheduleRun::verdict_on(Flight* flight, const MessageHeader
   const int from = int(header.from);
   if (given_up_) return Outcome::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse({Cause::kGarbage, from});
-  if (first && first->label != args_.label) return refuse({Cause::kMismatch, from, first->label});
+  if (first && first->fingerprint != args_.fingerprint) return refuse({Cause::kMismatch, from, first->fingerprint});
   if (!flight) return Outcome::kLater;
   const schedule::Step& step = flight->step;
   if (first && first->bytes != step.recv.bytes)
@@ -335,10 +335,10 @@ void ScheduleRun::check_peers() {
       continue;
     }
     port_.ping(rank);
-    if (checks_ % kChecksBetweenLabels == 0) port_.send_label(rank, args_.op);
+    if (checks_ % kChecksBetweenFingerprints == 0) port_.send_fingerprint(rank, args_.op);
   }
   ++checks_;
-  if (const auto clash = port_.calls().clash(args_.op)) refuse({Cause::kMismatch, clash->rank, clash->label});
+  if (const auto clash = port_.calls().clash(args_.op)) refuse({Cause::kMismatch, clash->rank, clash->fingerprint});
 }
 
 int ScheduleRun::in_link() const {

@@ -28,7 +28,7 @@ struct ScheduleArgs {
   /// All three are in memory of a device, which the host never reads or writes: the schedule only moves data between
   /// ranks, and a message is sent when its receiver has announced that its place is free. The same on all ranks.
   bool on_device = false;
-  Label label{};
+  FingerprintBytes fingerprint{};
   uint32_t op = 0;        ///< the group's operation between hosts
   uint16_t run = 0;       ///< the run of that operation
   int depth = kMaxDepth;  ///< the maximum number of steps in flight
@@ -45,7 +45,7 @@ class ScheduleRun final : public Sender {
   struct Verdict {
     enum class Cause { kNone, kMismatch, kCounts, kGarbage, kLost } cause = Cause::kNone;
     int rank = -1;
-    Label theirs{};
+    FingerprintBytes theirs{};
     uint64_t mine = 0, other = 0;  ///< kCounts: the bytes expected here, and those offered
   };
 
@@ -77,7 +77,7 @@ class ScheduleRun final : public Sender {
   /// See Receiver::place() and Receiver::dropped().
   std::byte* place(const MessageHeader& header, size_t bytes);
   void dropped(const MessageHeader& header);
-  /// Fails the run if the rank's label differs from this rank's.
+  /// Fails the run if the rank's fingerprint differs from this rank's.
   void compare(uint32_t from, const First& first);
 
  private:

@@ -93,7 +93,7 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
     case Kind::kOtherFailure: return take_other_failure(from, header, body);
     case Kind::kSegment: return p2p_.take_segment(header, body);
-    case Kind::kLabel: return take_label(header, whole);
+    case Kind::kFingerprint: return take_fingerprint(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
     case Kind::kMonitorOut: monitored_out_ = std::max(monitored_out_, header.value); return;
     case Kind::kEnvelope:
@@ -118,7 +118,7 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
   if (header.kind == Kind::kFirst) first = read_behind_header<First>(whole);
   calls_.note(header.from, header.op);
   if (calls_.has_ended(header.op)) {
-    if (first) calls_.note_late({int(header.from), header.op, first->label});
+    if (first) calls_.note_late({int(header.from), header.op, first->fingerprint});
     return flow_.acknowledge(int(header.from), body.size());
   }
   for (ScheduleRun* run : runs_) {
@@ -146,26 +146,26 @@ void GroupPort::dropped(const MessageHeader& header, const std::byte* where) {
   }
 }
 
-void GroupPort::send_label(int rank, uint32_t op, Reply reply) {
-  const auto label = calls_.here(op);
-  if (!label) return;
-  MessageHeader header(Kind::kLabel, reply == Reply::kRequested);
+void GroupPort::send_fingerprint(int rank, uint32_t op, Reply reply) {
+  const auto fingerprint = calls_.own(op);
+  if (!fingerprint) return;
+  MessageHeader header(Kind::kFingerprint, reply == Reply::kRequested);
   header.op = op;
-  send(rank, header, std::as_bytes(std::span(&*label, 1)));
+  send(rank, header, std::as_bytes(std::span(&*fingerprint, 1)));
 }
 
-/// Compares a label with this rank's label of the same operation, if it has begun. A sender with a different label may
-/// wait for data that never comes, so this rank sends it its own label.
-void GroupPort::take_label(const MessageHeader& header, std::span<const std::byte> whole) {
-  const auto label = read_behind_header<Label>(whole);
-  if (!label) return;
+/// Compares a fingerprint with this rank's of the same operation, if it has begun. A sender with a different one may
+/// wait for data that never comes, so this rank sends it its own.
+void GroupPort::take_fingerprint(const MessageHeader& header, std::span<const std::byte> whole) {
+  const auto fingerprint = read_behind_header<FingerprintBytes>(whole);
+  if (!fingerprint) return;
   calls_.note(header.from, header.op);
-  const auto own = calls_.here(header.op);
+  const auto own = calls_.own(header.op);
   if (!own) return;
-  if (*own != *label) {
-    if (calls_.note_clash({int(header.from), header.op, *label})) send_label(int(header.from), header.op);
+  if (*own != *fingerprint) {
+    if (calls_.note_clash({int(header.from), header.op, *fingerprint})) send_fingerprint(int(header.from), header.op);
   } else if (header.value != 0) {
-    send_label(int(header.from), header.op, Reply::kNone);
+    send_fingerprint(int(header.from), header.op, Reply::kNone);
   }
 }
 

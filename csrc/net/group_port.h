@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/failure_note.h"
-#include "net/call_labels.h"
+#include "net/call_fingerprints.h"
 #include "net/liveness.h"
 #include "net/messenger.h"
 #include "net/point_to_point.h"
@@ -41,7 +41,7 @@ class GroupPort {
 
   Messenger& messenger() { return *messenger_; }
   Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
-  CallLabels& calls() { return calls_; }
+  CallFingerprints& calls() { return calls_; }
   SegmentFlow& flow() { return flow_; }
   PointToPoint& p2p() { return p2p_; }
 
@@ -66,9 +66,9 @@ class GroupPort {
   // --- runs
   void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
   void close(ScheduleRun& run) REQUIRES(messenger_->mutex()) { std::erase(runs_, &run); }
-  /// Sends a rank that is waited for this rank's label. If it calls something else, both ranks detect it.
+  /// Sends a rank that is waited for this rank's fingerprint. If it calls something else, both ranks detect it.
   enum class Reply { kNone, kRequested };
-  void send_label(int rank, uint32_t op, Reply reply = Reply::kRequested) REQUIRES(messenger_->mutex());
+  void send_fingerprint(int rank, uint32_t op, Reply reply = Reply::kRequested) REQUIRES(messenger_->mutex());
   /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
   void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
 
@@ -127,7 +127,7 @@ class GroupPort {
       REQUIRES(messenger_->mutex());
   void take_other_failure(Rank& from, const MessageHeader& header, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
-  void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
+  void take_fingerprint(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
   void fail(ReportedFailure reported) REQUIRES(messenger_->mutex());
   void send_other_failure(int rank) REQUIRES(messenger_->mutex());
 
@@ -136,7 +136,7 @@ class GroupPort {
   const int rank_;
   std::vector<Rank> ranks_;
   std::vector<ScheduleRun*> runs_;
-  CallLabels calls_;
+  CallFingerprints calls_;
   SegmentFlow flow_;
   PointToPoint p2p_;
   bool left_ = false;

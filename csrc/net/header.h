@@ -20,7 +20,7 @@ enum class Kind : uint8_t {
   kTaken,         ///< announcements have been read; `value` is a Taken
   kGrant,         ///< the receiver of this header may send the large message of this number
   kSegment,       ///< a segment of a large message
-  kLabel,         ///< the call with number `op` on the sender; a Label follows. `value` 1: send yours
+  kFingerprint,   ///< the call with number `op` on the sender; its fingerprint follows. `value` 1: send yours
   kMonitorIn,     ///< the sender has entered the monitored barrier of number `value`
   kMonitorOut,    ///< all ranks have entered it
   kReady,         ///< the receiver of this header may send this message: its place on a device is free
@@ -54,11 +54,11 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 32);
 
-/// A call as ranks compare it.
-using Label = std::array<std::byte, 32>;
+/// A call as ranks compare it: a kernel::Fingerprint.
+using FingerprintBytes = std::array<std::byte, 32>;
 
 struct First {
-  Label label;
+  FingerprintBytes fingerprint;
   uint64_t bytes;  ///< of the whole message
 };
 static_assert(sizeof(First) == 40);

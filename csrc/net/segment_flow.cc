@@ -88,7 +88,7 @@ void SegmentFlow::drop(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
     for (const Early& early : it->second) {
-      if (early.first) port_.calls().note_late({int(early.header.from), early.header.op, early.first->label});
+      if (early.first) port_.calls().note_late({int(early.header.from), early.header.op, early.first->fingerprint});
       forget(early);
     }
     it = early_.erase(it);

@@ -35,7 +35,7 @@ class SegmentFlow {
   /// Whether a rank is ready for a message; forgets it.
   bool take_ready(const ScheduleRun& run, int to, uint16_t message);
   void offer(ScheduleRun& run, int from, uint16_t message);
-  /// Compares the labels of all kept segments of a run with the run's.
+  /// Compares the fingerprints of all kept segments of a run with the run's.
   void compare(ScheduleRun& run);
   /// Drops the segments for these operations, which have ended.
   void drop(uint32_t first_op, uint32_t last_op);

@@ -47,13 +47,14 @@ PARTS_OF = {
         ShmRegistry::adopt IpcSocket::answer IpcSocket::serve IpcSocket::fetch IpcSocket::connect IpcSocket::receive""",
     "memory/shm/unix_socket.cc": """abstract_address tokens_in is_own peer_of same connect_to peer_pid accept_clients
         receive_packet""",
-    "net/call_labels.h": "CallLabels::note CallLabels::note_clash CallLabels::note_late CallLabels::has_ended",
+    "net/call_fingerprints.h": """CallFingerprints::note CallFingerprints::note_clash CallFingerprints::note_late
+        CallFingerprints::has_ended""",
     "net/executor.cc": """ScheduleRun::flight_of ScheduleRun::refuse ScheduleRun::compare ScheduleRun::fits
         ScheduleRun::claim ScheduleRun::take ScheduleRun::end_fetch ScheduleRun::verdict_on ScheduleRun::store
         ScheduleRun::place ScheduleRun::dropped""",
     "net/group_port.cc": """GroupPort::arrived GroupPort::take_segment GroupPort::place GroupPort::dropped
-        GroupPort::take_label GroupPort::send_label GroupPort::fail GroupPort::pinged_by GroupPort::send_other_failure
-        GroupPort::note_departure""",
+        GroupPort::take_fingerprint GroupPort::send_fingerprint GroupPort::fail GroupPort::pinged_by
+        GroupPort::send_other_failure GroupPort::note_departure""",
     "net/header.h": "read_header read_behind_header",
     "net/liveness.cc": """Liveness::note_sign_of_life Liveness::received Liveness::answer Liveness::take_answer
         Liveness::note_departure Liveness::settle""",

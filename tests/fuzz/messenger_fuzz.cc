@@ -22,7 +22,7 @@ constexpr uint64_t kGroup = 5;
 
 Sent make_up(FuzzedDataProvider& from) {
   MessageHeader header;
-  constexpr Kind kOfData[] = {Kind::kFirst, Kind::kNext, Kind::kSegment, Kind::kLabel, Kind::kEnvelope};
+  constexpr Kind kOfData[] = {Kind::kFirst, Kind::kNext, Kind::kSegment, Kind::kFingerprint, Kind::kEnvelope};
   header.kind =
       from.ConsumeBool() ? from.PickValueInArray(kOfData) : Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
   header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
@@ -39,13 +39,14 @@ Sent make_up(FuzzedDataProvider& from) {
   Sent sent;
   append(sent.header, header);
   const bool honest = from.ConsumeBool();
-  net::Label label{};
-  if (honest && from.ConsumeIntegralInRange(0, 3) == 0) std::memset(&label, 1, sizeof label);  // of another call
+  net::FingerprintBytes fingerprint{};
+  if (honest && from.ConsumeIntegralInRange(0, 3) == 0)
+    std::memset(&fingerprint, 1, sizeof fingerprint);  // of another call
   if (honest && header.kind == Kind::kFirst) {
-    append(sent.header, net::First{label, from.ConsumeBool() ? from.PickValueInArray({kBytes, kBytes / 2})
-                                                             : from.ConsumeIntegral<uint64_t>()});
-  } else if (honest && header.kind == Kind::kLabel) {
-    append(sent.header, label);
+    append(sent.header, net::First{fingerprint, from.ConsumeBool() ? from.PickValueInArray({kBytes, kBytes / 2})
+                                                                   : from.ConsumeIntegral<uint64_t>()});
+  } else if (honest && header.kind == Kind::kFingerprint) {
+    append(sent.header, fingerprint);
   } else if (honest && header.kind == Kind::kEnvelope) {
     append(sent.header, net::Envelope{0,
                                       from.ConsumeIntegral<uint64_t>(),

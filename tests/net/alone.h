@@ -92,7 +92,7 @@ class Alone {
     lock_ = std::make_unique<MutexLock>(messenger_->mutex());
     return took;
   }
-  std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
+  std::optional<net::CallFingerprints::Theirs> late_call() { return hold(), port_->calls().take_late(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
     hold();
@@ -124,7 +124,7 @@ class Alone {
     header.segment = uint32_t(k);
     Sent sent;
     append(sent.header, header);
-    if (k == 0) append(sent.header, First{label(1), total});
+    if (k == 0) append(sent.header, First{fingerprint(1), total});
     sent.body = Bytes(std::min(kSegment, kBytes - k * kSegment), std::byte(1));
     return sent;
   }

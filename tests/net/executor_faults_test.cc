@@ -31,14 +31,14 @@ TEST(RunFaults, AnyOrderOfSegmentsIsRight) {
   EXPECT_EQ(alone.come({alone.segment(1)}), Progress::kDone);
 }
 
-TEST(RunFaults, AnotherLabelIsAMismatchThatNamesIt) {
+TEST(RunFaults, AnotherFingerprintIsAMismatchThatNamesIt) {
   Begun alone;
   Sent other = alone.segment(0);
   other.header[sizeof(MessageHeader)] = std::byte(9);
   EXPECT_EQ(alone.come({other}), Progress::kFailed);
   EXPECT_EQ(alone.run().verdict().cause, Cause::kMismatch);
   EXPECT_EQ(alone.run().verdict().rank, 1);
-  EXPECT_EQ(alone.run().verdict().theirs, label(9));
+  EXPECT_EQ(alone.run().verdict().theirs, fingerprint(9));
 }
 
 TEST(RunFaults, AnotherLengthIsReported) {
@@ -82,7 +82,7 @@ TEST(RunFaults, SegmentOfNoMessageFailsTheRun) {
   EXPECT_EQ(
       verdict_on([](Alone& a) { return Messages{changed(a.segment(1), [](MessageHeader& h) { h.segment = 0; })}; }),
       Cause::kGarbage)
-      << "the beginning of a message without its label";
+      << "the beginning of a message without its fingerprint";
   EXPECT_EQ(verdict_on([](Alone& a) {
               Sent bare = a.segment(0);
               bare.header.resize(sizeof(MessageHeader) + 7);
@@ -214,17 +214,17 @@ TEST(RunFaults, StraysOfAnEndedOperationAreReported) {
   other.header[sizeof(MessageHeader)] = std::byte(9);
   alone.begin(2);
   alone.come({other, alone.segment(1)});
-  const auto late_label = alone.late_label();
-  ASSERT_TRUE(late_label);
-  EXPECT_EQ(late_label->rank, 1);
-  EXPECT_EQ(late_label->op, 1u);
-  EXPECT_EQ(late_label->label, label(9));
+  const auto late = alone.late_call();
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->rank, 1);
+  EXPECT_EQ(late->op, 1u);
+  EXPECT_EQ(late->fingerprint, fingerprint(9));
   // The same if it arrived early and was never used.
   alone.come({alone.segment(0, 3)});
-  EXPECT_FALSE(alone.late_label());
+  EXPECT_FALSE(alone.late_call());
   alone.end_operation(2);
   alone.end_operation(3);
-  const auto later = alone.late_label();
+  const auto later = alone.late_call();
   ASSERT_TRUE(later);
   EXPECT_EQ(later->op, 3u);
 }

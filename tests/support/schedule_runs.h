@@ -14,11 +14,11 @@
 /// Schedule runs of a group in one process, in which every rank has its own port and messenger.
 namespace nvx::test {
 
-/// A label that distinguishes calls.
-inline net::Label label(uint8_t what) {
-  net::Label label{};
-  label[0] = std::byte(what);
-  return label;
+/// A fingerprint that distinguishes calls.
+inline net::FingerprintBytes fingerprint(uint8_t what) {
+  net::FingerprintBytes fingerprint{};
+  fingerprint[0] = std::byte(what);
+  return fingerprint;
 }
 
 /// Messengers, and their ports.
@@ -85,7 +85,7 @@ class Part {
     e.output = memory_.data() + out_;
     e.scratch = scratch_.data();
     e.reduce = kernel::level().reduce(DType::kI32, ReduceOp::kSum);
-    e.label = label(1);
+    e.fingerprint = fingerprint(1);
     e.op = op;
     e.run = run;
     e.depth = depth;

@@ -52,7 +52,9 @@ class AwaitedRank {
   Clock::time_point since_;
 };
 
-kernel::Fingerprint fingerprint_of(const net::Label& label) { return std::bit_cast<kernel::Fingerprint>(label); }
+kernel::Fingerprint fingerprint_of(const net::FingerprintBytes& bytes) {
+  return std::bit_cast<kernel::Fingerprint>(bytes);
+}
 
 }  // namespace
 
@@ -70,14 +72,14 @@ Hierarchical::~Hierarchical() {
 }
 
 Status Hierarchical::run(Operation& o, const WaitRules& rules) {
-  Call call{o, rules, std::bit_cast<net::Label>(o.fingerprint()),
+  Call call{o, rules, std::bit_cast<net::FingerprintBytes>(o.fingerprint()),
             split_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
   core_.failures.set_report_grace(std::chrono::milliseconds(0));
   ++op_;
   {
     MutexLock lock(port_.mutex());
-    port_.calls().begin(op_, call.label);
+    port_.calls().begin(op_, call.fingerprint);
   }
   if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.split.between);
   Status status;
@@ -87,10 +89,10 @@ Status Hierarchical::run(Operation& o, const WaitRules& rules) {
     (void)end();
     throw;
   }
-  const std::optional<net::CallLabels::Theirs> late_label = end();
+  const std::optional<net::CallFingerprints::Theirs> late = end();
   intra_host_.remember(o);  // behind its steps, which compare the calls before it
   if (scratch_.size() > kKeptScratch) std::vector<std::byte>().swap(scratch_);
-  return !status.ok() || !late_label ? status : explain_late_label(o, *late_label);
+  return !status.ok() || !late ? status : explain_late_call(o, *late);
 }
 
 Status Hierarchical::perform(Call& call) {
@@ -129,14 +131,14 @@ Status Hierarchical::run_slices(Call& call) {
 }
 
 /// Around a root not all ranks meet. So a message of a later operation may show a rank that calls differed.
-Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label) {
-  const std::optional<net::Label> own = [&] {
+Status Hierarchical::explain_late_call(const Operation& o, const net::CallFingerprints::Theirs& late) {
+  const std::optional<net::FingerprintBytes> own = [&] {
     MutexLock lock(port_.mutex());
-    return port_.calls().here(late_label.op);
+    return port_.calls().own(late.op);
   }();
-  if (own == late_label.label) return {};
-  const std::string where = (late_label.op == op_ ? " at #" : " before #") + std::to_string(o.number);
-  const Called theirs{members_.topology.describe(late_label.rank), fingerprint_of(late_label.label)};
+  if (own == late.fingerprint) return {};
+  const std::string where = (late.op == op_ ? " at #" : " before #") + std::to_string(o.number);
+  const Called theirs{members_.topology.describe(late.rank), fingerprint_of(late.fingerprint)};
   const std::string how = own ? describe_difference({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
                               : theirs.name + " called " + describe(theirs.what) + ", this rank another operation";
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
@@ -144,7 +146,7 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabel
 
 /// Abandons runs that have not ended: on return, nothing accesses the operation's memory. Returns the call of another
 /// rank under the operation's number, if it was a different one.
-std::optional<net::CallLabels::Theirs> Hierarchical::end() {
+std::optional<net::CallFingerprints::Theirs> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
   for (Active& active : active_) {
@@ -203,7 +205,7 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
       reduces(call.o.collective) ? size_of(call.o.dtype) : 1;  // data that is only moved may be cut anywhere
   e.place = peers.place;
   e.reduce = call.combine;
-  e.label = call.label;
+  e.fingerprint = call.fingerprint;
   e.op = op_;
   return active;
 }

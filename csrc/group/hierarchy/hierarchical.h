@@ -33,7 +33,7 @@ class Hierarchical final : private Driver {
   struct Call {
     Operation& o;
     WaitRules rules;
-    net::Label label;
+    net::FingerprintBytes fingerprint;
     ReductionSplit split;
     kernel::ReduceFn combine = nullptr;  ///< combines the terms of the hosts
     uint16_t runs = 0;                   ///< runs begun
@@ -49,7 +49,7 @@ class Hierarchical final : private Driver {
   };
 
   void drive() override;
-  std::optional<net::CallLabels::Theirs> end();
+  std::optional<net::CallFingerprints::Theirs> end();
 
   Status perform(Call& call);
   std::unique_ptr<Slices> slices(const Operation& o) const { return slices_of({o, rails_, facts_, members_.rank}); }
@@ -90,7 +90,7 @@ class Hierarchical final : private Driver {
   Status finish(Call& call);
   void put_aside(std::list<Active>::iterator ended);
   Status finish_all(Call& call);
-  Status explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label);
+  Status explain_late_call(const Operation& o, const net::CallFingerprints::Theirs& late);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   Core& core_;

@@ -96,7 +96,7 @@ Status Hierarchical::run_proxy(Call& call) {
 Status Hierarchical::perform_chunk(Call& call, Operation chunk, size_t bytes) {
   const Whole whole{call.o.fingerprint(), call.rules.deadline, bytes};
   chunk.number = call.o.number, chunk.whole = &whole;
-  Call of_chunk{chunk, call.rules, call.label, call.split, call.combine, call.runs};
+  Call of_chunk{chunk, call.rules, call.fingerprint, call.split, call.combine, call.runs};
   const Status status = perform(of_chunk);
   call.runs = of_chunk.runs;
   return status;

@@ -9,26 +9,26 @@
 
 namespace nvx::net {
 
-/// The operations that the ranks of a group are known to have called, and labels of others that differ from this
+/// The operations that the ranks of a group are known to have called, and fingerprints of others that differ from this
 /// rank's. Numbers of operations are compared modularly, because they may wrap.
-class CallLabels {
+class CallFingerprints {
  public:
-  explicit CallLabels(int ranks) : latest_(size_t(ranks)) {}
+  explicit CallFingerprints(int ranks) : latest_(size_t(ranks)) {}
 
   struct Theirs {
     int rank;
     uint32_t op;
-    Label label;
+    FingerprintBytes fingerprint;
   };
 
   static bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
-  /// Records the operation that begins here and its label. The last few are kept for peers that request them.
-  void begin(uint32_t op, const Label& label) { here_[op % here_.size()] = {op, label}; }
-  /// This rank's label of an operation, if it is one of the last ones.
-  std::optional<Label> here(uint32_t op) const {
-    const auto& [number, label] = here_[op % here_.size()];
-    return number == op ? std::optional(label) : std::nullopt;
+  /// Records the operation that begins here and its fingerprint. The last few are kept for peers that request them.
+  void begin(uint32_t op, const FingerprintBytes& fingerprint) { own_[op % own_.size()] = {op, fingerprint}; }
+  /// This rank's fingerprint of an operation, if it is one of the last ones.
+  std::optional<FingerprintBytes> own(uint32_t op) const {
+    const auto& [number, fingerprint] = own_[op % own_.size()];
+    return number == op ? std::optional(fingerprint) : std::nullopt;
   }
   /// All operations before this one have ended here.
   void end_before(uint32_t op) { ended_ = op; }
@@ -40,25 +40,26 @@ class CallLabels {
   }
   bool has_called(int rank, uint32_t op) const { return !before(latest_[size_t(rank)], op); }
 
-  /// Records a label that differs from this rank's. Returns false if the operation already has one.
+  /// Records a fingerprint that differs from this rank's. Returns false if the operation already has one.
   bool note_clash(const Theirs& theirs) {
     if (clash_ && clash_->op == theirs.op) return false;
     clash_ = theirs;
     if (has_ended(theirs.op)) note_late(theirs);
     return true;
   }
-  /// A rank whose label of this operation differs from this rank's, and its label.
+  /// A rank whose fingerprint of this operation differs from this rank's, and its fingerprint.
   std::optional<Theirs> clash(uint32_t op) const { return clash_ && clash_->op == op ? clash_ : std::nullopt; }
 
-  /// Records a label of an operation that has ended here; it may differ from this rank's. The first stays until taken.
+  /// Records a fingerprint of an operation that has ended here; it may differ from this rank's. The first stays until
+  /// taken.
   void note_late(const Theirs& theirs) {
     if (!late_) late_ = theirs;
   }
   std::optional<Theirs> take_late() { return std::exchange(late_, std::nullopt); }
 
  private:
-  std::vector<uint32_t> latest_;                       // by rank: the last operation that it is known to have called
-  std::array<std::pair<uint32_t, Label>, 16> here_{};  // by op
+  std::vector<uint32_t> latest_;  // by rank: the last operation that it is known to have called
+  std::array<std::pair<uint32_t, FingerprintBytes>, 16> own_{};  // by op
   uint32_t ended_ = 0;
   std::optional<Theirs> clash_, late_;
 };
