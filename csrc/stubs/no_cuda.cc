@@ -21,7 +21,7 @@ Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastVi
 
 Status signal_cuda(const DeviceChannel&, const SignalJob&, void*) { return refusal(); }
 
-Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
+Status load_cuda(std::vector<KernelAttributes>*) { return refusal(); }
 
 uint64_t capture_of(void*) { return 0; }
 

@@ -63,10 +63,10 @@ int facts(const PartOptions& options) {
   report.print(Line().add("gpus", devices).add("driver_cuda", driver).add("runtime_cuda", runtime));
   for (int device = 0; device < devices; ++device) report.print(describe_device(device));
   must(cudaSetDevice(0), "cudaSetDevice");
-  std::vector<kernel::KernelFacts> kernels;
+  std::vector<kernel::KernelAttributes> kernels;
   const Status status = kernel::load_cuda(&kernels);
   report.check("every kernel is loaded", status.ok() ? "" : status.what());
-  for (const kernel::KernelFacts& f : kernels) {
+  for (const kernel::KernelAttributes& f : kernels) {
     report.print(Line()
                      .add("kernel", f.name)
                      .add("registers", f.registers)

@@ -257,9 +257,9 @@ std::string World::perform(const std::vector<Case>& cases) {
 }
 
 uint32_t resident_blocks() {
-  std::vector<kernel::KernelFacts> facts;
-  demand(kernel::load_cuda(&facts));
-  return uint32_t(kernel::resident_at_once(facts));
+  std::vector<kernel::KernelAttributes> attributes;
+  demand(kernel::load_cuda(&attributes));
+  return uint32_t(kernel::resident_at_once(attributes));
 }
 
 kernel::DeviceShape product_shape(uint32_t ranks, uint32_t blocks) {

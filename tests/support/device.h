@@ -133,11 +133,11 @@ class Device : public testing::Test {
       GTEST_SKIP() << "no CUDA device here (" << cudaGetErrorString(error) << "): the kernels are not run";
     }
     // Loading a kernel may wait for running kernels, which may wait for the kernel.
-    const Status loaded = kernel::load_cuda(&facts_);
+    const Status loaded = kernel::load_cuda(&attributes_);
     ASSERT_TRUE(loaded.ok()) << loaded.what();
   }
 
-  std::vector<kernel::KernelFacts> facts_;
+  std::vector<kernel::KernelAttributes> attributes_;
 };
 
 }  // namespace nvx::test

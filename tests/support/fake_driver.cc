@@ -240,20 +240,20 @@ DriverCode FakeDriver::count(int* devices) {
   return 0;
 }
 
-DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
+DriverCode FakeDriver::describe(int device, DeviceProperties* properties) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "describe")) return code;
   if (device < 0 || device >= devices_) return 101;
-  facts->uuid.fill(uint8_t(gpu_of(device) + 1));
-  facts->name = "Fake GPU";
+  properties->uuid.fill(uint8_t(gpu_of(device) + 1));
+  properties->name = "Fake GPU";
   char bus[24];
   std::snprintf(bus, sizeof bus, "0000:%02x:00.0", gpu_of(device) + 1);
-  facts->bus = bus;
-  facts->bytes = size_t(1) << 30;
-  for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
-  facts->exports_dma_buf = device % 2 == 0;
-  facts->flushes_rdma = !refused_.count("flush_rdma");
-  facts->architecture = architecture_, facts->cuda = cuda_;
+  properties->bus = bus;
+  properties->bytes = size_t(1) << 30;
+  for (int kind = 0; kind < kShareKinds; ++kind) properties->can[kind] = !lacking_.count(ShareKind(kind));
+  properties->exports_dma_buf = device % 2 == 0;
+  properties->flushes_rdma = !refused_.count("flush_rdma");
+  properties->architecture = architecture_, properties->cuda = cuda_;
   return 0;
 }
 

@@ -47,7 +47,7 @@ class FakeDriver : public DeviceDriver {
   /// GPU i.
   void set_visible(std::vector<int> gpus) { gpus_ = std::move(gpus); }
 
-  /// Its devices have this architecture, and it serves this CUDA, as in DeviceFacts.
+  /// Its devices have this architecture, and it serves this CUDA, as in DeviceProperties.
   void set_architecture(int architecture, int cuda);
   void pair(int from, int to, PeerAccess access);
   void pairs(int a, int b, PeerAccess access) { pair(a, b, access), pair(b, a, access); }
@@ -82,7 +82,7 @@ class FakeDriver : public DeviceDriver {
 
   std::string error_text(DriverCode code) const override;
   DriverCode count(int* devices) override;
-  DriverCode describe(int device, DeviceFacts* facts) override;
+  DriverCode describe(int device, DeviceProperties* properties) override;
   DriverCode granularity(int device, ShareKind kind, size_t* bytes) override;
   DriverCode create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) override;
   DriverCode release(DeviceMemory memory) override;

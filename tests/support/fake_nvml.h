@@ -11,13 +11,13 @@ namespace nvx::test {
 class FakeNvml : public Nvml {
  public:
   std::string driver_version() override { return "580.1"; }
-  std::vector<GpuFacts> gpus() override { return all; }
+  std::vector<GpuProperties> gpus() override { return all; }
   GpuPath path(int a, int b) override { return paths.count({a, b}) ? paths[{a, b}] : GpuPath::kNode; }
   std::string why_no_peer_access(int a, int b) override { return refused[{a, b}]; }
 
   /// A GPU with links to a switch, of which the first few are up.
-  GpuFacts& add(const std::string& name, int up = 0, int lanes = 0) {
-    GpuFacts gpu;
+  GpuProperties& add(const std::string& name, int up = 0, int lanes = 0) {
+    GpuProperties gpu;
     gpu.name = name;
     gpu.uuid = "GPU-" + std::to_string(all.size());
     gpu.bus = "0000:0" + std::to_string(all.size() + 1) + ":00.0";
@@ -38,7 +38,7 @@ class FakeNvml : public Nvml {
     }
   }
 
-  std::vector<GpuFacts> all;
+  std::vector<GpuProperties> all;
   std::map<std::pair<int, int>, GpuPath> paths;
   std::map<std::pair<int, int>, std::string> refused;
 };

@@ -82,9 +82,9 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
                  });
     return {};
   }
-  Status facts(std::vector<kernel::KernelFacts>* facts) override {
+  Status attributes(std::vector<kernel::KernelAttributes>* attributes) override {
     NVX_TRY(refusal);
-    facts->push_back({"simulated", 0, 0, room_->blocks()});
+    attributes->push_back({"simulated", 0, 0, room_->blocks()});
     return {};
   }
 

@@ -25,7 +25,7 @@ struct ChannelOptions : MappingOptions {
   /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`. 0: as many as `tuning` has for the link.
   uint32_t blocks = 0;
   /// NVML's GPUs of this machine. May throw Error, and may hang.
-  std::function<std::vector<GpuFacts>()> gpus = gpus_here;
+  std::function<std::vector<GpuProperties>()> gpus = gpus_here;
   /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
   /// no group with a device has yet count as sharing it too, so that groups of a few of them leave room for all.
   uint32_t processes = 0;

@@ -53,23 +53,23 @@ bool shares_virtual_memory(const DevicePeer& peer) {
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-void warn_if_not_shown(const DeviceFacts& facts) {
+void warn_if_not_shown(const DeviceProperties& properties) {
   static std::atomic<bool> warned{false};
-  if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;
+  if (is_shown(properties.architecture, properties.cuda) || warned.exchange(true)) return;
   NVX_LOG(kWarn,
           "kernels have not been tested on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
           "scripts/gpu_evidence.py tests this machine",
-          facts.architecture, facts.name.c_str(), facts.cuda / 1000, facts.cuda % 1000 / 10);
+          properties.architecture, properties.name.c_str(), properties.cuda / 1000, properties.cuda % 1000 / 10);
 }
 
-void warn_if_kernels_are_limited(const DeviceFacts& facts) {
+void warn_if_kernels_are_limited(const DeviceProperties& properties) {
   static std::atomic<bool> warned{false};
-  if (!facts.limits_kernels || warned.exchange(true)) return;
+  if (!properties.limits_kernels || warned.exchange(true)) return;
   NVX_LOG(
       kWarn,
       "%s (%s) drives a display, and its driver may end a kernel that waits some seconds for a late rank: then this "
       "process loses its CUDA context. Next: move the display to another GPU, or set NVX_KERNELS=0",
-      facts.name.c_str(), facts.bus.c_str());
+      properties.name.c_str(), properties.bus.c_str());
 }
 
 }  // namespace
@@ -162,9 +162,9 @@ std::function<PairVerdict()> ChannelResources::state_writer(size_t to, DevicePtr
 void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& launcher) {
   NVX_CHECK(uint32_t(options_.ranks) <= kernel::kMostRanks,
             "a channel between GPUs has at most " + std::to_string(kernel::kMostRanks) + " ranks");
-  std::vector<kernel::KernelFacts> facts;  // loads the kernels before any peer's kernel waits for this rank's
-  if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded);
-  const int resident = kernel::resident_at_once(facts);
+  std::vector<kernel::KernelAttributes> attributes;  // loads the kernels before any peer's kernel waits for this rank's
+  if (const Status loaded = launcher.attributes(&attributes); !loaded.ok()) throw Error(loaded);
+  const int resident = kernel::resident_at_once(attributes);
   constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
   for (int tries = 1; !passes_trial(bootstrap, launcher, open_channel(bootstrap, resident), &why); ++tries) {
@@ -270,15 +270,15 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 /// Agrees on the link between the GPUs, on the number of blocks that fit on every one, and on the free space of the
 /// fullest arena.
 BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
-  const DeviceFacts facts = call_or_throw<DeviceFacts>(
+  const DeviceProperties properties = call_or_throw<DeviceProperties>(
       "querying the GPU's UUID", Deadline::after(registry_.timeout()),
-      [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
-  warn_if_kernels_are_limited(facts);
-  const auto kind = uint32_t(facts.architecture * 1'000'000 + facts.cuda);
+      [driver = registry_.driver(), device = options_.device] { return properties_of(*driver, device); });
+  warn_if_kernels_are_limited(properties);
+  const auto kind = uint32_t(properties.architecture * 1'000'000 + properties.cuda);
   BlockGrant grant = reserve_blocks(
       bootstrap, *mappings_, options_,
-      {registry_.id(), facts.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout()), kind});
-  if (grant.first_of_kind) warn_if_not_shown(facts);
+      {registry_.id(), properties.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout()), kind});
+  if (grant.first_of_kind) warn_if_not_shown(properties);
   return grant;
 }
 

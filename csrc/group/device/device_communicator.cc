@@ -285,8 +285,8 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
     const auto launcher = std::make_shared<kernel::KernelLauncher>();
-    std::vector<kernel::KernelFacts> facts;
-    if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
+    std::vector<kernel::KernelAttributes> attributes;
+    if (const Status loaded = launcher->attributes(&attributes); !loaded.ok()) throw Error(loaded);
     DeviceRegistry& registry = DeviceRegistry::instance();
     options.place_of = [&pool = registry.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
       const DevicePool* made = pool.load(std::memory_order_acquire);

@@ -16,13 +16,13 @@ std::optional<GpuLink> link_without_nvml(const DevicePeer& peer) {
   return std::nullopt;
 }
 
-const GpuFacts* find(const std::vector<GpuFacts>& gpus, const DevicePeer& peer) {
-  const auto gpu = std::ranges::find(gpus, text_of_uuid(peer.uuid), &GpuFacts::uuid);
+const GpuProperties* find(const std::vector<GpuProperties>& gpus, const DevicePeer& peer) {
+  const auto gpu = std::ranges::find(gpus, text_of_uuid(peer.uuid), &GpuProperties::uuid);
   return gpu == gpus.end() ? nullptr : &*gpu;
 }
 
 /// NVML lists no GPU that a container hides. A GPU without NVLink has it to none.
-GpuLink link_between(const GpuFacts* own, const GpuFacts* other) {
+GpuLink link_between(const GpuProperties* own, const GpuProperties* other) {
   if (!own) return GpuLink::kNvlink;
   const bool has_nvlink = own->domain || std::ranges::any_of(own->lanes, &NvLinkLane::active);
   return has_nvlink && (!other || joined_by_nvlink(*own, *other)) ? GpuLink::kNvlink : GpuLink::kPcie;
@@ -32,14 +32,14 @@ GpuLink link_between(const GpuFacts* own, const GpuFacts* other) {
 
 GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& options, std::chrono::milliseconds timeout) {
   GpuLink slowest = GpuLink::kOneGpu;
-  std::optional<std::vector<GpuFacts>> gpus;
+  std::optional<std::vector<GpuProperties>> gpus;
   for (int r = 0; r < options.ranks; ++r) {
     if (r == options.rank) continue;
     std::optional<GpuLink> link = link_without_nvml(mappings.peer(r));
     if (!link && !gpus) {
       try {
-        gpus = call_or_throw<std::vector<GpuFacts>>("querying NVML for the links of GPUs", Deadline::after(timeout),
-                                                    options.gpus);
+        gpus = call_or_throw<std::vector<GpuProperties>>("querying NVML for the links of GPUs",
+                                                         Deadline::after(timeout), options.gpus);
       } catch (const std::exception& error) {
         gpus.emplace();
         NVX_LOG(kInfo, "group %s: kernels are tuned for NVLink between the GPUs: %s", options.group.c_str(),

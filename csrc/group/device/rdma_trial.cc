@@ -42,7 +42,7 @@ class RdmaTrial final : public net::Receiver {
  public:
   explicit RdmaTrial(const RdmaTrialSetting& setting)
       : registry_(*setting.registry), device_(setting.device), slack_(setting.slack) {
-    NVX_CHECK(facts_of(*registry_.driver(), device_).flushes_rdma,
+    NVX_CHECK(properties_of(*registry_.driver(), device_).flushes_rdma,
               "the driver has no cuFlushGPUDirectRDMAWrites for this device");
     link_ = setting.open_link();
     link_->listen(*this);

@@ -19,19 +19,19 @@ std::string rounded(double value) {
   return text;
 }
 
-int lanes_up(const GpuFacts& gpu) { return int(std::ranges::count(gpu.lanes, true, &NvLinkLane::active)); }
+int lanes_up(const GpuProperties& gpu) { return int(std::ranges::count(gpu.lanes, true, &NvLinkLane::active)); }
 
-int lanes_to(const GpuFacts& gpu, const std::string& bus) {
+int lanes_to(const GpuProperties& gpu, const std::string& bus) {
   return int(std::ranges::count_if(
       gpu.lanes, [&](const NvLinkLane& lane) { return lane.active && !lane.to_switch && lane.bus == bus; }));
 }
 
-int lanes_to_switch(const GpuFacts& gpu) {
+int lanes_to_switch(const GpuProperties& gpu) {
   return int(std::ranges::count_if(gpu.lanes, [](const NvLinkLane& lane) { return lane.active && lane.to_switch; }));
 }
 
 /// Counts direct lanes if there are any, otherwise the lanes that both have to the switch.
-void join_lanes(const GpuFacts& a, const GpuFacts& b, GpuPair& pair) {
+void join_lanes(const GpuProperties& a, const GpuProperties& b, GpuPair& pair) {
   pair.lanes = lanes_to(a, b.bus);
   if (pair.lanes == 0) {
     pair.lanes = std::min(lanes_to_switch(a), lanes_to_switch(b));
@@ -57,9 +57,9 @@ void choose_transport(GpuPair& pair) {
 
 void warn_of_lanes(GpuTopology& topology) {
   std::map<std::string, int> most;  // lanes that are up, by model
-  for (const GpuFacts& gpu : topology.gpus) most[gpu.name] = std::max(most[gpu.name], lanes_up(gpu));
+  for (const GpuProperties& gpu : topology.gpus) most[gpu.name] = std::max(most[gpu.name], lanes_up(gpu));
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
-    const GpuFacts& gpu = topology.gpus[i];
+    const GpuProperties& gpu = topology.gpus[i];
     const int up = lanes_up(gpu), all = int(gpu.lanes.size()), best = most[gpu.name];
     if (up == best && (up == 0 || up * 2 > all)) continue;
     std::string text =
@@ -71,7 +71,7 @@ void warn_of_lanes(GpuTopology& topology) {
   int most_between = 0;
   for (const GpuPair& pair : topology.pairs) most_between = std::max(most_between, pair.lanes);
   for (const GpuPair& pair : topology.pairs) {
-    const GpuFacts &a = topology.gpus[size_t(pair.a)], &b = topology.gpus[size_t(pair.b)];
+    const GpuProperties &a = topology.gpus[size_t(pair.a)], &b = topology.gpus[size_t(pair.b)];
     if (pair.lanes == 0 || pair.lanes * 2 > most_between || a.name != b.name) continue;
     topology.warnings.push_back({"nvlink-pair-half",
                                  of_gpu(pair.a) + " and " + of_gpu(pair.b) + " are joined by " +
@@ -85,7 +85,7 @@ void warn_of_lanes(GpuTopology& topology) {
 void warn_of_lane_rates(GpuTopology& topology) {
   constexpr double kLeast = 0.6;
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
-    const GpuFacts& gpu = topology.gpus[i];
+    const GpuProperties& gpu = topology.gpus[i];
     std::string slow;
     double slowest = gpu.lane_gb_s;
     for (const NvLinkLane& lane : gpu.lanes) {
@@ -103,7 +103,7 @@ void warn_of_lane_rates(GpuTopology& topology) {
 
 void warn_of_pcie(GpuTopology& topology) {
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
-    const GpuFacts& gpu = topology.gpus[i];
+    const GpuProperties& gpu = topology.gpus[i];
     if (gpu.pcie_now.width == 0 || gpu.pcie_now.width * 2 > gpu.pcie_most.width) continue;
     topology.warnings.push_back({"pcie-width-half",
                                  of_gpu(int(i)) + " (" + gpu.name + ") has a PCIe link of x" +
@@ -187,8 +187,8 @@ std::map<std::string, int> by_bus(DeviceDriver& driver) {
   int count = 0;
   if (driver.count(&count) != 0) count = 0;
   for (int device = 0; device < count; ++device) {
-    DeviceFacts facts;
-    if (driver.describe(device, &facts) == 0) devices[bus_key(facts.bus)] = device;
+    DeviceProperties properties;
+    if (driver.describe(device, &properties) == 0) devices[bus_key(properties.bus)] = device;
   }
   return devices;
 }
@@ -220,7 +220,7 @@ std::string bus_key(std::string bus) {
   return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
 }
 
-bool joined_by_nvlink(const GpuFacts& a, const GpuFacts& b) {
+bool joined_by_nvlink(const GpuProperties& a, const GpuProperties& b) {
   return lanes_to(a, b.bus) > 0 || (lanes_to_switch(a) > 0 && lanes_to_switch(b) > 0) ||
          (a.domain && a.domain == b.domain);
 }
@@ -235,8 +235,8 @@ std::string text_of_uuid(const std::array<uint8_t, 16>& uuid) {
   return text;
 }
 
-std::vector<GpuFacts> gpus_here() {
-  using Gpus = std::vector<GpuFacts>;
+std::vector<GpuProperties> gpus_here() {
+  using Gpus = std::vector<GpuProperties>;
   static auto* const kKnown = new CreatedOnce<Gpus>;
   return kKnown->get("querying NVML for its GPUs", Deadline::after(std::chrono::seconds(10)),
                      [] { return std::make_unique<Gpus>(nvml_library()->gpus()); });

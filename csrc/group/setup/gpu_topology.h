@@ -41,7 +41,7 @@ struct GpuPair {
 /// The GPUs of this machine and their connections.
 struct GpuTopology {
   std::string driver;
-  std::vector<GpuFacts> gpus;
+  std::vector<GpuProperties> gpus;
   std::vector<GpuPair> pairs;  ///< a < b, in order
   std::vector<GpuWarning> warnings;
   std::string none;  ///< the reason why there are no GPUs; empty if there are
@@ -51,12 +51,12 @@ struct GpuTopology {
 std::string bus_key(std::string bus);
 
 /// Whether NVLink joins the two: by lanes of their own, through a switch, or through the fabric of a domain.
-bool joined_by_nvlink(const GpuFacts& a, const GpuFacts& b);
+bool joined_by_nvlink(const GpuProperties& a, const GpuProperties& b);
 /// The UUID as NVML writes it.
 std::string text_of_uuid(const std::array<uint8_t, 16>& uuid);
 /// NVML's GPUs of this machine, as they were at the first query of the process. Throws Error if there are none. May
 /// hang.
-std::vector<GpuFacts> gpus_here();
+std::vector<GpuProperties> gpus_here();
 
 /// NVML's data, and the connections and warnings derived from it.
 GpuTopology query_gpus(Nvml& nvml);

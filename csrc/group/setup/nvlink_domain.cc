@@ -12,14 +12,14 @@
 namespace nvx {
 
 NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
-  DeviceFacts facts;
-  check_driver(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
-  for (const GpuFacts& gpu : nvml.gpus()) {
-    if (bus_key(gpu.bus) != bus_key(facts.bus)) continue;
+  DeviceProperties properties;
+  check_driver(driver, driver.describe(device, &properties), "cuDeviceGetAttribute", device);
+  for (const GpuProperties& gpu : nvml.gpus()) {
+    if (bus_key(gpu.bus) != bus_key(properties.bus)) continue;
     if (gpu.domain) return *gpu.domain;
-    throw Error(Code::kInvalid, "nvx: GPU " + facts.bus + " has joined no NVLink fabric beyond its host");
+    throw Error(Code::kInvalid, "nvx: GPU " + properties.bus + " has joined no NVLink fabric beyond its host");
   }
-  throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + facts.bus);
+  throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + properties.bus);
 }
 
 DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds timeout) {

@@ -34,7 +34,7 @@ struct NvlinkDomain {
   bool operator==(const NvlinkDomain&) const = default;
 };
 
-struct GpuFacts {
+struct GpuProperties {
   std::string uuid;
   std::string name;
   std::string bus;  ///< "0000:3b:00.0"
@@ -53,7 +53,7 @@ class Nvml {
  public:
   virtual ~Nvml() = default;
   virtual std::string driver_version() = 0;
-  virtual std::vector<GpuFacts> gpus() = 0;
+  virtual std::vector<GpuProperties> gpus() = 0;
   virtual GpuPath path(int a, int b) = 0;
   /// The reason why the driver refuses one to access the other's memory; empty if it does not.
   virtual std::string why_no_peer_access(int a, int b) = 0;

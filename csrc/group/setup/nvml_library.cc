@@ -48,8 +48,8 @@ class NvmlLibrary : public Nvml {
     return api_.nvmlSystemGetDriverVersion(version, sizeof version) == nvml::kSuccess ? version : "unknown";
   }
 
-  std::vector<GpuFacts> gpus() override {
-    std::vector<GpuFacts> all;
+  std::vector<GpuProperties> gpus() override {
+    std::vector<GpuProperties> all;
     for (nvml::Device device : devices_) all.push_back(describe(device));
     return all;
   }
@@ -79,8 +79,8 @@ class NvmlLibrary : public Nvml {
   }
 
  private:
-  GpuFacts describe(nvml::Device device) {
-    GpuFacts gpu;
+  GpuProperties describe(nvml::Device device) {
+    GpuProperties gpu;
     char text[96] = {};
     if (api_.nvmlDeviceGetName(device, text, sizeof text) == nvml::kSuccess) gpu.name = text;
     if (api_.nvmlDeviceGetUUID(device, text, sizeof text) == nvml::kSuccess) gpu.uuid = text;
@@ -117,7 +117,7 @@ class NvmlLibrary : public Nvml {
     return domain;
   }
 
-  void describe_lanes(nvml::Device device, GpuFacts& gpu) {
+  void describe_lanes(nvml::Device device, GpuProperties& gpu) {
     double by_version = 0;
     for (unsigned lane = 0; lane < nvml::kMostLanes; ++lane) {
       unsigned valid = 0;

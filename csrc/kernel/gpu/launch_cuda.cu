@@ -123,7 +123,7 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return launch<Single>(kernel, channel, jobs, table, stream, gathers);
 }
 
-Status load_cuda(std::vector<KernelFacts>* facts) {
+Status load_cuda(std::vector<KernelAttributes>* attributes) {
   int device = 0, processors = 0;
   size_t stack = 0, most = 0;
   NVX_TRY(status_of(cudaGetDevice(&device), "cudaGetDevice"));
@@ -134,7 +134,7 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     NVX_TRY(status_of(cudaFuncGetAttributes(&a, row.kernel), row.name));
     NVX_TRY(status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, kMostSharedBytes),
                       row.name));
-    facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
+    attributes->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);
   }
   // A launch that needs a larger stack enlarges it, which waits for the kernels in flight; these may be waiting for

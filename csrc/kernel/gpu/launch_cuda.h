@@ -51,14 +51,14 @@ Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const
 Status launch_on(void* stream, const void* kernel, uint32_t blocks, void** arguments, size_t shared_bytes,
                  const char* what);
 
-struct KernelFacts {
+struct KernelAttributes {
   const char* name;
   int registers;       ///< per thread
   size_t local_bytes;  ///< per thread, for spills and the stack
   int resident;        ///< blocks of kLanes that the whole device holds at once
 };
 /// Loads every kernel, so that no launch has to, and returns their resources.
-Status load_cuda(std::vector<KernelFacts>* facts);
+Status load_cuda(std::vector<KernelAttributes>* attributes);
 
 /// Runs one rank's kernels: on a CUDA device or, where a test overrides it, on threads of the host.
 class KernelLauncher {
@@ -76,7 +76,7 @@ class KernelLauncher {
     return launch(channel, jobs, table, view, reinterpret_cast<void*>(stream));  // a CUstream is a cudaStream_t
   }
   /// As load_cuda, on the calling thread's current device.
-  virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }
+  virtual Status attributes(std::vector<KernelAttributes>* attributes) { return load_cuda(attributes); }
 };
 
 }  // namespace nvx::kernel

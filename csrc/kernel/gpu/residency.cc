@@ -28,9 +28,9 @@ std::string reason(const GpuCapacity& gpu, size_t index, uint32_t share) {
 
 }  // namespace
 
-int resident_at_once(std::span<const KernelFacts> facts) {
-  const auto least = std::ranges::min_element(facts, {}, &KernelFacts::resident);
-  return least == facts.end() ? 0 : std::max(least->resident, 0);
+int resident_at_once(std::span<const KernelAttributes> attributes) {
+  const auto least = std::ranges::min_element(attributes, {}, &KernelAttributes::resident);
+  return least == attributes.end() ? 0 : std::max(least->resident, 0);
 }
 
 uint32_t share_of(const GpuCapacity& gpu) {

@@ -15,7 +15,7 @@ namespace nvx::kernel {
 
 /// A GPU that runs ranks of a group.
 struct GpuCapacity {
-  int resident = 0;        ///< blocks that it holds at once: resident_at_once() of the facts from load_cuda()
+  int resident = 0;        ///< blocks that it holds at once: resident_at_once() of the attributes from load_cuda()
   uint32_t ranks = 1;      ///< ranks of one process whose kernels may run at once
   uint32_t reserved = 0;   ///< blocks that one process's other groups may use at the same time
   uint32_t processes = 1;  ///< processes that may use it; each has an equal part of its blocks
@@ -27,7 +27,7 @@ struct BlockAgreement {
 };
 
 /// The number of blocks that are resident at once for any mix of kernels: that of the largest kernel.
-int resident_at_once(std::span<const KernelFacts> facts);
+int resident_at_once(std::span<const KernelAttributes> attributes);
 
 /// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that its
 /// process has not reserved for others, but at least one per rank. So the first groups get many, later groups still get

@@ -31,7 +31,7 @@ using DriverCode = int;
 /// A fabric handle or a legacy IPC handle.
 using HandleBytes = std::array<uint8_t, 64>;
 
-struct DeviceFacts {
+struct DeviceProperties {
   std::array<uint8_t, 16> uuid{};
   std::string name;
   std::string bus;  ///< "0000:3b:00.0"
@@ -53,7 +53,7 @@ class DeviceDriver {
   /// The text of an error: "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   virtual std::string error_text(DriverCode code) const = 0;
   virtual DriverCode count(int* devices) = 0;
-  virtual DriverCode describe(int device, DeviceFacts* facts) = 0;
+  virtual DriverCode describe(int device, DeviceProperties* properties) = 0;
 
   /// Virtual memory. Sizes and addresses are multiples of the granularity.
   virtual DriverCode granularity(int device, ShareKind kind, size_t* bytes) = 0;

@@ -111,27 +111,27 @@ class DriverLibrary : public InContexts {
 
   DriverCode count(int* devices) override { return api_.cuDeviceGetCount(devices); }
 
-  DriverCode describe(int device, DeviceFacts* facts) override {
+  DriverCode describe(int device, DeviceProperties* properties) override {
     cuda::Device handle = 0;
     if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
     char name[128] = {}, bus[32] = {};
     if (const DriverCode code = api_.cuDeviceGetName(name, sizeof name, handle)) return code;
     if (const DriverCode code = api_.cuDeviceGetPCIBusId(bus, sizeof bus, handle)) return code;
-    if (const DriverCode code = api_.cuDeviceGetUuid_v2(&facts->uuid, handle)) return code;
-    if (const DriverCode code = api_.cuDeviceTotalMem_v2(&facts->bytes, handle)) return code;
-    facts->name = name;
-    facts->bus = bus;
+    if (const DriverCode code = api_.cuDeviceGetUuid_v2(&properties->uuid, handle)) return code;
+    if (const DriverCode code = api_.cuDeviceTotalMem_v2(&properties->bytes, handle)) return code;
+    properties->name = name;
+    properties->bus = bus;
     const bool mappable = has(handle, cuda::kAttributeVirtualMemory);
-    facts->can[int(ShareKind::kFabric)] = mappable && has(handle, cuda::kAttributeFabric);
-    facts->can[int(ShareKind::kFd)] = mappable && has(handle, cuda::kAttributePosixFd);
-    facts->can[int(ShareKind::kIpc)] = true;
-    facts->can[int(ShareKind::kPointer)] = true;
-    facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
-    facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
-    facts->flushes_rdma = (value(handle, cuda::kAttributeRdmaFlush) & cuda::kRdmaFlushByHost) != 0;
-    facts->limits_kernels = has(handle, cuda::kAttributeKernelTimeLimit);
-    facts->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
-    return api_.cuDriverGetVersion(&facts->cuda);
+    properties->can[int(ShareKind::kFabric)] = mappable && has(handle, cuda::kAttributeFabric);
+    properties->can[int(ShareKind::kFd)] = mappable && has(handle, cuda::kAttributePosixFd);
+    properties->can[int(ShareKind::kIpc)] = true;
+    properties->can[int(ShareKind::kPointer)] = true;
+    properties->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
+    properties->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
+    properties->flushes_rdma = (value(handle, cuda::kAttributeRdmaFlush) & cuda::kRdmaFlushByHost) != 0;
+    properties->limits_kernels = has(handle, cuda::kAttributeKernelTimeLimit);
+    properties->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
+    return api_.cuDriverGetVersion(&properties->cuda);
   }
 
   DriverCode granularity(int device, ShareKind kind, size_t* bytes) override {
@@ -291,9 +291,9 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   return driver;
 }
 
-std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline) {
+std::vector<DeviceProperties> device_properties(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline) {
   const auto query = [driver] {
-    std::vector<DeviceFacts> found;
+    std::vector<DeviceProperties> found;
     const auto done = [&](DriverCode code, const char* call) {
       if (code) throw Error(Code::kSystem, std::string("nvx: ") + call + ": " + driver->error_text(code));
     };
@@ -304,7 +304,7 @@ std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& drive
     }
     return found;
   };
-  return call_or_throw<std::vector<DeviceFacts>>("the query of the GPUs", deadline, query);
+  return call_or_throw<std::vector<DeviceProperties>>("the query of the GPUs", deadline, query);
 }
 
 }  // namespace nvx

@@ -15,6 +15,6 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path = nullptr,
                                              std::chrono::milliseconds timeout = std::chrono::minutes(1));
 
 /// Queries all devices that the process can see. Throws Error if the driver refuses or does not answer in time.
-std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
+std::vector<DeviceProperties> device_properties(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
 
 }  // namespace nvx

@@ -152,7 +152,9 @@ DevicePool& DeviceRegistry::pool(int device) {
 /// Remembers the kinds that the device cannot do or did not return from, and does not request them again. The probe may
 /// also have failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceRegistry::refuse_pool(int device, const ShareProbe& found) {
-  const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
+  const auto is_out = [&](ShareKind kind) {
+    return !found.properties.can[int(kind)] || (found.hung >> int(kind) & 1) != 0;
+  };
   Error error(Code::kSystem,
               "nvx: GPU " + std::to_string(device) +
                   " has no growing memory that other processes can map: " + found.why_not[int(ShareKind::kFd)]);

@@ -40,10 +40,10 @@ void check_peer_access(DeviceDriver& driver, int device, int peer) {
             "the driver reports that GPU " + std::to_string(device) + " cannot access GPU " + std::to_string(peer));
 }
 
-DeviceFacts facts_of(DeviceDriver& driver, int device) {
-  DeviceFacts facts;
-  check_driver(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
-  return facts;
+DeviceProperties properties_of(DeviceDriver& driver, int device) {
+  DeviceProperties properties;
+  check_driver(driver, driver.describe(device, &properties), "cuDeviceGetAttribute", device);
+  return properties;
 }
 
 void own_memory(DeviceDriver& driver, DeviceMemory memory, Undo& undo) {
@@ -195,7 +195,8 @@ static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times,
                              const ShareProbe& before) {
   ShareProbe probe;
-  const auto attempt = [&](ShareKind kind, std::chrono::milliseconds span, const std::function<DeviceFacts()>& how) {
+  const auto attempt = [&](ShareKind kind, std::chrono::milliseconds span,
+                           const std::function<DeviceProperties()>& how) {
     const uint32_t bit = 1u << int(kind);
     std::string& why = probe.why_not[int(kind)];
     if (before.hung & bit) {
@@ -204,7 +205,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       return;
     }
     try {
-      probe.facts = call_or_throw<DeviceFacts>("the driver's call", Deadline::after(span), how);
+      probe.properties = call_or_throw<DeviceProperties>("the driver's call", Deadline::after(span), how);
       probe.kinds |= bit;
     } catch (const Error& error) {
       if (error.code() == Code::kTimeout) probe.hung |= bit;
@@ -213,24 +214,24 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
   };
   attempt(ShareKind::kPointer, times.device, [driver, device] {
     const DeviceWork none(driver, device, {});
-    return facts_of(*driver, device);
+    return properties_of(*driver, device);
   });
   if (!probe.has(ShareKind::kPointer)) {
     for (std::string& why : probe.why_not) why = probe.why_not[int(ShareKind::kPointer)];
     return probe;
   }
-  const DeviceFacts facts = probe.facts;
+  const DeviceProperties properties = probe.properties;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
-    attempt(kind, times.kind, [driver, device, kind, facts] {
-      NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " does not support it");
+    attempt(kind, times.kind, [driver, device, kind, properties] {
+      NVX_CHECK(properties.can[int(kind)], "GPU " + std::to_string(device) + " does not support it");
       share_with_itself(driver, *DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind)));
-      return facts;
+      return properties;
     });
   }
-  attempt(ShareKind::kHost, times.kind, [driver, device, facts] {
+  attempt(ShareKind::kHost, times.kind, [driver, device, properties] {
     const size_t bytes = 65536;
     (void)DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
-    return facts;
+    return properties;
   });
   return probe;
 }

@@ -21,8 +21,8 @@ void log_failed_call(const DeviceDriver& driver, DriverCode code, const char* ca
 /// Throws Error if the driver reports that one device cannot access the other's memory.
 void check_peer_access(DeviceDriver& driver, int device, int peer);
 
-/// The driver's facts about a device. Throws Error.
-DeviceFacts facts_of(DeviceDriver& driver, int device);
+/// Throws Error.
+DeviceProperties properties_of(DeviceDriver& driver, int device);
 
 /// A stack of steps that undo actions. The destructor runs them in reverse order.
 class Undo {
@@ -102,7 +102,7 @@ struct ShareProbe {
   uint32_t kinds = 0;                     ///< a bit per kind
   uint32_t hung = 0;                      ///< the kinds for which the driver did not return
   std::string why_not[kShareKinds] = {};  ///< for the kinds that are not in `kinds`
-  DeviceFacts facts;
+  DeviceProperties properties;
   bool has(ShareKind kind) const { return kinds >> int(kind) & 1; }
 };
 struct ProbeTimes {

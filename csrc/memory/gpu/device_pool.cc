@@ -14,7 +14,8 @@ DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options
     : options_(std::move(options)),
       made_by_(getpid()),
       granule_(share_granularity(*driver, device, options_.kind)),
-      region_(std::make_shared<GrowingRegion>(driver, device, round_up(facts_of(*driver, device).bytes, granule_))),
+      region_(
+          std::make_shared<GrowingRegion>(driver, device, round_up(properties_of(*driver, device).bytes, granule_))),
       spans_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {

@@ -35,7 +35,7 @@ void MappingSetup::exchange_infos() {
   }
   info.kinds = probe_.kinds;
   for (int kind = 0; kind < kShareKinds; ++kind) put(info.why_not[kind], probe_.why_not[kind]);
-  info.uuid = probe_.facts.uuid;
+  info.uuid = probe_.properties.uuid;
   put(info.socket, socket_name_);
   infos_ = read_infos<DeviceInfo>(bootstrap_.all_gather(bytes_of(info)), options_.name);
   mappings_.agreement_ = agree_on_kind(infos_, options_.name);

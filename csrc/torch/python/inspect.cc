@@ -37,7 +37,7 @@ py::object positive(double value) { return value > 0 ? py::object(py::float_(val
 
 py::list gpus_of(const GpuTopology& topology) {
   py::list gpus;
-  for (const GpuFacts& gpu : topology.gpus) {
+  for (const GpuProperties& gpu : topology.gpus) {
     py::list up, gb_s;
     for (const NvLinkLane& lane : gpu.lanes) {
       if (!lane.active) continue;
@@ -99,18 +99,18 @@ py::dict gpu_topology(bool measure) {
 
 /// The driver's answer about memory that network cards can reach, or why there is none.
 py::dict dma_bufs() {
-  std::vector<DeviceFacts> found;
+  std::vector<DeviceProperties> found;
   std::string none;
   {
     py::gil_scoped_release release;
     try {
-      found = device_facts(driver_library(), Deadline::after(std::chrono::seconds(10)));
+      found = device_properties(driver_library(), Deadline::after(std::chrono::seconds(10)));
     } catch (const Error& error) {
       none = error.reason();
     }
   }
   py::list devices;
-  for (const DeviceFacts& one : found) {
+  for (const DeviceProperties& one : found) {
     devices.append(py::dict("bus"_a = one.bus, "name"_a = one.name, "exports"_a = one.exports_dma_buf));
   }
   return py::dict("devices"_a = devices, "none"_a = none);

@@ -246,8 +246,8 @@ Status TailEvent::record(void* stream, uint64_t) {
   return {};
 }
 
-Status load_cuda(std::vector<KernelFacts>* facts) {
-  facts->push_back({"simulated", 0, 0, 64});
+Status load_cuda(std::vector<KernelAttributes>* attributes) {
+  attributes->push_back({"simulated", 0, 0, 64});
   return {};
 }
 

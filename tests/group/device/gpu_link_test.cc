@@ -27,7 +27,7 @@ FakeNvml with_lanes(int up) {
 }
 
 /// `seen`: of each rank. Expects that all ranks have this link, and plan for it.
-void expect_link(GpuLink link, const std::vector<std::function<std::vector<GpuFacts>()>>& seen,
+void expect_link(GpuLink link, const std::vector<std::function<std::vector<GpuProperties>()>>& seen,
                  DeviceWorld::Shape shape = {}, const std::function<void(DeviceWorld&)>& change = {}) {
   shape.ranks = kRanks;
   shape.processes = true;
@@ -56,14 +56,14 @@ void expect_link(GpuLink link, const std::vector<std::function<std::vector<GpuFa
       });
 }
 
-std::function<std::vector<GpuFacts>()> of(const FakeNvml& nvml) {
+std::function<std::vector<GpuProperties>()> of(const FakeNvml& nvml) {
   return [all = nvml.all] { return all; };
 }
 
 TEST(GpuLink, AllRanksPlanForTheirLink) {
   expect_link(GpuLink::kNvlink, {of(with_lanes(18))});
   expect_link(GpuLink::kPcie, {of(with_lanes(0))});
-  expect_link(GpuLink::kOneGpu, {[]() -> std::vector<GpuFacts> {
+  expect_link(GpuLink::kOneGpu, {[]() -> std::vector<GpuProperties> {
                 ADD_FAILURE() << "one GPU needs no query of NVML";
                 return {};
               }},
@@ -88,9 +88,9 @@ TEST(GpuLink, PairsInHostMemoryCountAsPcie) {
 }
 
 TEST(GpuLink, WithoutAnAnswerOfNvmlItIsNvlink) {
-  const std::vector<std::function<std::vector<GpuFacts>()>> silent = {
-      []() -> std::vector<GpuFacts> { throw Error(Code::kSystem, "nvx: no NVIDIA driver here"); },
-      [] { return std::vector<GpuFacts>(); }, of(with_lanes(18))};
+  const std::vector<std::function<std::vector<GpuProperties>()>> silent = {
+      []() -> std::vector<GpuProperties> { throw Error(Code::kSystem, "nvx: no NVIDIA driver here"); },
+      [] { return std::vector<GpuProperties>(); }, of(with_lanes(18))};
   expect_link(GpuLink::kNvlink, silent);
 }
 

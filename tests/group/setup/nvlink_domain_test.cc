@@ -66,11 +66,11 @@ TEST(NvlinkDomain, CardsOfOthersAreChecked) {
 TEST(NvlinkDomain, IsThatOfTheGpuOnTheSameBus) {
   FakeDriver driver(2);
   FakeNvml nvml;
-  DeviceFacts facts;
-  ASSERT_EQ(driver.describe(1, &facts), 0);
+  DeviceProperties properties;
+  ASSERT_EQ(driver.describe(1, &properties), 0);
   nvml.add("other").domain = domain(1, 1);
-  GpuFacts& gpu = nvml.add("this one");
-  gpu.bus = "0000" + facts.bus;
+  GpuProperties& gpu = nvml.add("this one");
+  gpu.bus = "0000" + properties.bus;
   for (char& c : gpu.bus) c = char(std::toupper(c));
   const auto reason = [&] {
     try {
@@ -83,7 +83,7 @@ TEST(NvlinkDomain, IsThatOfTheGpuOnTheSameBus) {
   gpu.domain = domain(7, 2);
   EXPECT_EQ(reason(), "it");
   gpu.bus = "0000:ff:00.0";
-  EXPECT_NE(reason().find("NVML does not list GPU " + facts.bus), std::string::npos) << reason();
+  EXPECT_NE(reason().find("NVML does not list GPU " + properties.bus), std::string::npos) << reason();
 }
 
 }  // namespace

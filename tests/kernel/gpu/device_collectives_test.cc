@@ -225,8 +225,8 @@ TEST(Launch, UnsupportedOperationIsRefused) {
 }
 
 TEST(Launch, ReportsWhyItCannot) {
-  std::vector<kernel::KernelFacts> facts;
-  const Status status = kernel::load_cuda(&facts);
+  std::vector<kernel::KernelAttributes> attributes;
+  const Status status = kernel::load_cuda(&attributes);
   if (status.ok()) GTEST_SKIP() << "there is a device here";
   EXPECT_EQ(status.what().rfind("nvx: ", 0), 0u) << status.what();
 }

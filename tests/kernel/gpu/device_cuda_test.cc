@@ -109,7 +109,7 @@ TEST_F(Device, AnAbsentRankEndsInAVerdict) {
 }
 
 TEST_F(Device, KernelsReportTheirResources) {
-  for (const kernel::KernelFacts& f : facts_) {
+  for (const kernel::KernelAttributes& f : attributes_) {
     std::printf("%-10s %3d registers, %5zu bytes local, %4d blocks at once\n", f.name, f.registers, f.local_bytes,
                 f.resident);
     EXPECT_GE(f.resident, 1);

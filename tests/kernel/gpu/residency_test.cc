@@ -102,8 +102,9 @@ TEST(Residency, ReportsWhereNotEvenOneFits) {
 }
 
 TEST(Residency, CountsTheKernelThatTakesMost) {
-  const kernel::KernelFacts facts[] = {{"reduction", 64, 0, 264}, {"exchange", 40, 0, 396}, {"several", 96, 0, 132}};
-  EXPECT_EQ(kernel::resident_at_once(facts), 132);
+  const kernel::KernelAttributes attributes[] = {
+      {"reduction", 64, 0, 264}, {"exchange", 40, 0, 396}, {"several", 96, 0, 132}};
+  EXPECT_EQ(kernel::resident_at_once(attributes), 132);
   EXPECT_EQ(kernel::resident_at_once({}), 0);
 }
 

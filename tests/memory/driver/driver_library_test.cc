@@ -64,18 +64,18 @@ TEST(DriverLibrary, DescribesTheDriversFacts) {
   int count = 0;
   ASSERT_EQ(driver->count(&count), 0);
   EXPECT_EQ(count, 2);
-  DeviceFacts facts;
-  ASSERT_EQ(driver->describe(1, &facts), 0);
-  EXPECT_EQ(facts.name, "Fake 11");
-  EXPECT_EQ(facts.bus, "0000:0B:00.0");
-  EXPECT_EQ(facts.uuid[15], 11);
-  EXPECT_EQ(facts.bytes, size_t(11) << 30);
-  EXPECT_FALSE(facts.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
-  EXPECT_TRUE(facts.can[int(ShareKind::kFd)]);
-  EXPECT_TRUE(facts.exports_dma_buf);
-  EXPECT_EQ(facts.architecture, 90);
-  EXPECT_EQ(facts.cuda, 13000);
-  EXPECT_NE(driver->describe(2, &facts), 0);
+  DeviceProperties properties;
+  ASSERT_EQ(driver->describe(1, &properties), 0);
+  EXPECT_EQ(properties.name, "Fake 11");
+  EXPECT_EQ(properties.bus, "0000:0B:00.0");
+  EXPECT_EQ(properties.uuid[15], 11);
+  EXPECT_EQ(properties.bytes, size_t(11) << 30);
+  EXPECT_FALSE(properties.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
+  EXPECT_TRUE(properties.can[int(ShareKind::kFd)]);
+  EXPECT_TRUE(properties.exports_dma_buf);
+  EXPECT_EQ(properties.architecture, 90);
+  EXPECT_EQ(properties.cuda, 13000);
+  EXPECT_NE(driver->describe(2, &properties), 0);
   EXPECT_EQ(driver->error_text(1), "FAKE_INVALID (as a test wants it)");
   EXPECT_EQ(driver->error_text(9), "error 9");
 }
@@ -132,9 +132,9 @@ TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   (void)query("fake_flushes");
   for (const int device : {0, 1}) {
-    DeviceFacts facts;
-    ASSERT_EQ(driver->describe(device, &facts), 0);
-    EXPECT_EQ(facts.flushes_rdma, device == 0) << "the bit for streams is another one";
+    DeviceProperties properties;
+    ASSERT_EQ(driver->describe(device, &properties), 0);
+    EXPECT_EQ(properties.flushes_rdma, device == 0) << "the bit for streams is another one";
   }
   EXPECT_EQ(driver->flush_rdma(0), 0);
   EXPECT_EQ(query("fake_flushes"), 1);

@@ -94,8 +94,8 @@ Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* str
   return {};
 }
 
-Status load_cuda(std::vector<KernelFacts>* facts) {
-  facts->push_back({"simulated", 0, 0, kResident});
+Status load_cuda(std::vector<KernelAttributes>* attributes) {
+  attributes->push_back({"simulated", 0, 0, kResident});
   return {};
 }
 
