@@ -8,7 +8,7 @@
 #include "base/thread_state.h"
 #include "group/core/intra_host.h"
 #include "group/hierarchy/hierarchical.h"
-#include "group/monitored.h"
+#include "group/monitored_barrier.h"
 #include "group/setup/setup.h"
 #include "kernel/reduce/level.h"
 

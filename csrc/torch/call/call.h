@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 
-#include "group/extensions.h"
+#include "group/timeout_extensions.h"
 #include "torch/call/coalescing.h"
 #include "torch/call/groups.h"
 #include "torch/call/listeners.h"

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "group/extensions.h"
 #include "group/group.h"
 #include "group/hierarchy/host_proxy.h"
 #include "group/p2p/mailbox.h"
 #include "group/plan/route.h"
+#include "group/timeout_extensions.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/origin.h"
 #include "torch/core/tensors.h"

@@ -1,4 +1,4 @@
-#include "group/monitored.h"
+#include "group/monitored_barrier.h"
 
 #include <optional>
 #include <thread>

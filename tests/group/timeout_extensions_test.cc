@@ -1,6 +1,6 @@
 // Extensions of timeouts: each lasts until the first operation that has it ends.
 
-#include "group/extensions.h"
+#include "group/timeout_extensions.h"
 
 #include <gtest/gtest.h>
 
