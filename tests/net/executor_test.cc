@@ -21,7 +21,7 @@ using net::Progress;
 using schedule::Collective;
 using schedule::Row;
 
-/// A network that keeps its contract.
+/// The conditions of a network that keeps its contract.
 struct NetworkConditions {
   const char* name;
   net::LoopbackNet::Options options;
@@ -105,8 +105,8 @@ class RoundRobin {
 };
 
 class Schedules : public testing::TestWithParam<NetworkConditions> {};
-INSTANTIATE_TEST_SUITE_P(Conditions, Schedules, testing::ValuesIn(kConditions),
-                         [](const auto& conditions) { return conditions.param.name; });
+INSTANTIATE_TEST_SUITE_P(NetworkConditions, Schedules, testing::ValuesIn(kConditions),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Schedules, GiveTheExpectedResults) {
   for (int ranks = 1; ranks <= int(as_fast(8, 6)); ++ranks) {
