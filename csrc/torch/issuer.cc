@@ -176,15 +176,7 @@ IntrusiveWork Issuer::issue_recorded(Call&& call) {
       kind.in_splits.vec(), kind.out_splits.vec(), first, stride, context_.size);
   at::RecordFunction way(at::RecordScope::FUNCTION);
   if (way.isActive() && !call.device().is_cpu()) way.before(profiled_as(call.collectives.front()));
-  if (call.mode == Mode::kAsync || context_.scopes.is_open() || route_of(call.collectives) == Route::kChunks)
-    return issue(std::move(call));  // the work itself is a record
-  // In the scope of works' records, so that key_averages() counts both in one row.
-  at::RecordFunction record(at::RecordScope::USER_SCOPE);
-  if (record.isActive()) {
-    record._setAsync();  // torch marks every collective as asynchronous
-    const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
-    record.before(kind.title, c10::ArrayRef<const c10::IValue>(shown.data(), shown.size()));
-  }
+  const CallRecord record(kind.title, inputs);
   return issue(std::move(call));
 }
 

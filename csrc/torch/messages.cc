@@ -64,6 +64,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
                    receives ? it : none, context_.rank, kind.title + 4, receives ? 0 : tensor.numel(),
                    receives ? tensor.numel() : 0, tensor.scalar_type(), std::vector<int64_t>(), std::vector<int64_t>(),
                    first, stride, context_.size);
+  const CallRecord record(kind.title, it);
   return begin_transfer(kind, tensor, peer, tag, receives);
 }
 

@@ -6,6 +6,7 @@ works. Nothing here loads C++ or starts a thread before a group is made, and an 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import importlib.metadata
@@ -176,8 +177,7 @@ def _autoload():
     try:
         if not _register():
             return
-        why_not = obstacle()
-        if why_not is not None:
+        if (why_not := obstacle()) is not None:
             _warn(why_not)
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
@@ -283,8 +283,9 @@ def _torch_calls():
     return on and any(one.value == "nvx:_autoload" for one in importlib.metadata.entry_points(group="torch.backends"))
 
 
-# Registers the backend, also where no entry point does, such as in a source tree on PYTHONPATH. Commands start at once
-# if they need no torch. This comes last, because importing torch here may run an entry point against this module before
-# it is complete.
+atexit.register(lambda: getattr(sys.modules.get("nvx._C"), "_stop", int)())  # after the handlers of the program
+
+# Registers the backend, also without an entry point, as in a source tree on PYTHONPATH. Commands start without torch.
+# Last, because importing torch here may run an entry point against this module before it is complete.
 if not _torch_calls():
     _autoload()

@@ -93,6 +93,34 @@ dist.barrier()
         record_property("max_exit_s", seconds_after_end(out, ended))
 
 
+def test_handlers_registered_before_the_group_may_wait(tmp_path):
+    """nvx ends what is in flight only after them."""
+    program = PROGRAM.replace("store, rank =", "import atexit\natexit.register(lambda: ending())\nstore, rank =")
+    body = """
+work = []
+def ending():
+    work[0].wait()
+    print("waited", flush=True)
+    dist.destroy_process_group()
+time.sleep(rank)
+work.append(dist.all_reduce(torch.ones(2), async_op=True))
+"""
+    for (out, err), code, _ in finish(start_program(tmp_path, program.format(backend=BACKEND, body=body))):
+        assert (code, err.strip()) == (0, "") and "waited" in out
+
+
+@only_nvx
+def test_a_daemon_thread_in_a_synchronous_call_does_not_end_the_process(tmp_path):
+    body = """
+import threading
+if rank == 0:
+    threading.Thread(target=dist.all_reduce, args=(torch.ones(2),), daemon=True).start()
+time.sleep(0.3 + rank)
+"""
+    (out, err), code, _ = finish(start(tmp_path, body))[0]
+    assert code == 0 and "its process exits" in err, err
+
+
 @pytest.mark.parametrize("on_error", ["raise", "abort"])
 def test_exit_code_with_a_receive_that_never_comes(tmp_path, exit_limit, on_error):
     body = """

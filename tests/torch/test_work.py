@@ -2,14 +2,17 @@
 
 import json
 import pathlib
+import subprocess
 import tempfile
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, OVER_NVX, TORCH, on_ranks, on_threads, only_nvx
+import warm
+from ranks import BACKEND, OVER_NVX, TORCH, on_ranks, on_threads, only_nvx, sync
 from reference import assert_same, reduced, small_numbers
 from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
@@ -188,6 +191,36 @@ def test_polling_until_completed(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_a_completed_work_has_a_completed_future(rank, world):
+    """Also while a callback delays it on another thread."""
+    dist.barrier()
+    time.sleep(0.1 * rank)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    future = work.get_future()
+    last = future.then(lambda _: time.sleep(0.2 if rank == 0 else 0))
+    while not work.is_completed():
+        time.sleep(0.001)
+    assert future.done() and last.done()
+    last.wait()
+    sync("over")
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_wait_whose_time_has_passed_raises(rank, world):
+    dist.barrier()
+    time.sleep(1.0 * rank)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    began = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="(?i)timed out"):
+            work.wait(timedelta(seconds=-1))
+        assert time.monotonic() - began < 0.9
+    work.wait()
+    sync("over")
+
+
+@on_ranks(2)
 def test_groups_in_opposite_order(rank, world):
     """Asynchronous calls of different groups must not wait for each other in any order of issue."""
     groups = [dist.new_group() for _ in range(4)]
@@ -281,6 +314,33 @@ def test_profiler_events(rank, world):
     for event in events:
         if event.name == f"{BACKEND}:all_reduce":
             assert event.input_shapes == [[3, 5]]
+
+
+PROFILED = """
+import sys, time
+import torch, torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+rank = int(sys.argv[2])
+dist.init_process_group("nvx", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2)
+for _ in range(10):
+    dist.barrier()
+    time.sleep(0.03 * rank)
+    with profile(activities=[ProfilerActivity.CPU]):
+        works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]
+        works += [dist.irecv(torch.ones(3), 1 - rank)]
+    for work in [*works, dist.isend(torch.ones(3), 1 - rank)]:
+        work.wait()
+dist.destroy_process_group()
+"""
+
+
+@only_nvx
+def test_operations_may_end_after_the_profiler(tmp_path):
+    """torch would write their ends to memory that the profiler has freed."""
+    commands = [["-c", PROFILED, str(tmp_path / "store"), str(rank)] for rank in range(2)]
+    ranks = [warm.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    printed = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
 
 
 @only_nvx

@@ -115,16 +115,19 @@ void Lane::drain() {
   moved_.notify_all();
 }
 
-void Lane::settle(std::chrono::milliseconds span, Until until) {
+bool Lane::settle(std::chrono::milliseconds span, Until until) {
   const auto end = std::chrono::steady_clock::now() + span;
   MutexLock lock(mutex_);
-  if (holder_ == std::this_thread::get_id()) return;
+  if (holder_ == std::this_thread::get_id()) return true;
   ++waiters_;
-  for (; std::chrono::steady_clock::now() < end; lock.wait_for(moved_, std::chrono::milliseconds(10))) {
-    const bool more = until == Until::kEmpty && (scheduled_ || concluding_ != 0 || !queue_.empty());
-    if (!held() && !more) break;
+  bool busy = true;
+  for (;;) {
+    busy = held() || (until == Until::kEmpty && (scheduled_ || concluding_ != 0 || !queue_.empty()));
+    if (!busy || std::chrono::steady_clock::now() >= end) break;
+    lock.wait_for(moved_, std::chrono::milliseconds(10));
   }
   --waiters_;
+  return !busy;
 }
 
 /// Threads do not cross a fork, so a child starts with a pool of its own.

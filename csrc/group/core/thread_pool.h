@@ -58,10 +58,10 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Runs queued tasks until none is left. For pool threads.
   void drain() EXCLUDES(mutex_);
 
-  /// Returns when nothing is running, for `kEmpty` also queued or concluding, or at the end of the span. Returns at
-  /// once if this thread holds the lane. `conclude()` may wait until the lane is idle.
+  /// Returns true when nothing is running, for `kEmpty` also queued or concluding; false at the end of the span.
+  /// Returns at once if this thread holds the lane. `conclude()` may wait until the lane is idle.
   enum class Until { kIdle, kEmpty };
-  void settle(std::chrono::milliseconds span, Until until = Until::kEmpty) EXCLUDES(mutex_);
+  bool settle(std::chrono::milliseconds span, Until until = Until::kEmpty) EXCLUDES(mutex_);
 
  private:
   bool held() const REQUIRES(mutex_) { return holder_ != std::thread::id(); }

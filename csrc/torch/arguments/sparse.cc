@@ -43,7 +43,7 @@ bool can_coalesce(at::ScalarType type) {
 class SparseWork final : public LaneWork {
  public:
   SparseWork(Facts facts, const Arguments& arguments, Tensors tensors, CallContext::Timeout timeout, uint64_t number)
-      : LaneWork(std::move(facts), tensors, std::nullopt),
+      : LaneWork(std::move(facts), tensors),
         arguments_(arguments),
         timeout_(std::move(timeout)),
         number_(number),
@@ -180,8 +180,9 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
   if (!tensors[0].is_cpu()) return all_reduce_through_host(context, args, tensors[0], opts);
   const bool waits = !opts.asyncOp && !context.scopes.is_open();
   if (waits && group.lane().held_here()) raise(group.reentrant());
-  const auto work = c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors,
-                                                    context.timeout_of(opts.timeout), group.next_number());
+  const uint64_t number = group.next_number();  // before facts(), which states it
+  const auto work =
+      c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors, context.timeout_of(opts.timeout), number);
   context.enqueue(work, group.lane());
   if (waits) work->wait(std::chrono::milliseconds(0));
   return work;

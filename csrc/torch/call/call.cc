@@ -4,10 +4,6 @@
 
 namespace nvx {
 
-std::optional<Tensors> Call::recorded() const {
-  return mode == Mode::kAsync && at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
-}
-
 CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
                          std::shared_ptr<Group> group, const NvxOptions& options)
     : backend(backend),

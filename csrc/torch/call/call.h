@@ -45,8 +45,6 @@ struct Call {
     return {std::make_move_iterator(collectives.begin()), std::make_move_iterator(collectives.end())};
   }
   Tensors used() const { return all_tensors(collectives, outputs, inputs); }
-  /// The tensors that a work on a device is recorded with, if a recorder is on. A synchronous call is a record itself.
-  std::optional<Tensors> recorded() const;
 };
 
 /// The state that all calls of one communicator share, whatever their route.

@@ -17,6 +17,7 @@
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
+#include "torch/core/options.h"
 
 namespace nvx {
 namespace {
@@ -164,8 +165,8 @@ struct NvxWork::Reporting {
 
 thread_local const NvxWork::Reporting* NvxWork::innermost_ = nullptr;
 
-NvxWork::NvxWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
-    : Work(facts.rank, facts.type, recorded ? facts.title : nullptr, recorded),
+NvxWork::NvxWork(Facts facts, Tensors outputs)
+    : Work(facts.rank, facts.type),
       facts_(std::move(facts)),
       outputs_(std::move(outputs)),
       completion_key_(next_completion_key()) {}
@@ -272,6 +273,7 @@ void NvxWork::end(const Status& status, Hooks hooks) {
     if (future && error) future->setError(error);
     if (future && !error) complete(*future);
   });
+  told_.store(true, std::memory_order_release);
   if (coalesced) coalesced->one_has_ended();
   const bool has_observer = facts_.on_end || facts_.timed;
   if (hooks == Hooks::kNow || !has_observer || is_there()) return run_hooks();
@@ -381,7 +383,8 @@ void LaneWork::conclude() {
   end(outcome_, Hooks::kWhenThere);
 }
 
-bool LaneWork::wait(std::chrono::milliseconds timeout) {
+bool LaneWork::wait(std::chrono::milliseconds given) {
+  const std::chrono::milliseconds timeout = span_of_wait(given);
   if (!done() && !reporting_here()) {
     origin_.check(facts_.rank);
     if (group_->lane().held_here()) raise(group_->reentrant());
@@ -401,7 +404,7 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
 CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, const Tensors& inputs,
                                std::unique_ptr<StagingCopies> staging,
                                std::shared_ptr<OutputHazards::Expected> expected)
-    : LaneWork(std::move(facts), std::move(outputs), inputs),
+    : LaneWork(std::move(facts), std::move(outputs)),
       collectives_(std::move(collectives)),
       expected_(std::move(expected)) {
   staging_ = std::move(staging);
@@ -456,7 +459,7 @@ void CollectiveWork::release_tensors() {
 
 MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
                          TimeoutExtensions::Claim claim, std::shared_ptr<PendingSends> pending_sends)
-    : NvxWork(std::move(facts), {tensor}, Tensors{tensor}),
+    : NvxWork(std::move(facts), {tensor}),
       group_(facts_.group.lock()),
       message_(std::move(message)),
       claim_(std::move(claim)),
@@ -499,7 +502,8 @@ void MessageWork::send() {
   if (!pending_sends_->add(message_, staging_.get())) flush();
 }
 
-bool MessageWork::wait(std::chrono::milliseconds timeout) {
+bool MessageWork::wait(std::chrono::milliseconds given) {
+  const std::chrono::milliseconds timeout = span_of_wait(given);
   if (!message_->done()) origin_.check(facts_.rank);
   if (reporting_here()) {
     check();
@@ -519,7 +523,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
 }
 
 CoalescedWork::CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, Tensors outputs)
-    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {
+    : NvxWork(std::move(facts), std::move(outputs)), works_(std::move(works)), open_(works_.size()) {
   for (const auto& work : works_) ends_on(work->streams());
 }
 
@@ -536,7 +540,7 @@ void CoalescedWork::one_has_ended() {
 }
 
 bool CoalescedWork::isCompleted() {
-  return Work::isCompleted() && std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+  return NvxWork::isCompleted() && std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
 }
 
 bool CoalescedWork::is_there() {
@@ -552,7 +556,8 @@ void CoalescedWork::begin_timeout() {
 }
 
 /// The timeout applies to all works together.
-bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+bool CoalescedWork::wait(std::chrono::milliseconds given) {
+  const std::chrono::milliseconds timeout = span_of_wait(given);
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
     if (timeout.count() > 0) {

@@ -80,7 +80,7 @@ class NvxWork : public c10d::Work {
   struct Facts {
     int rank;
     c10d::OpType type;
-    const char* title;  ///< for the profiler; null: not recorded
+    const char* title;  ///< "nvx:all_reduce"
     uint64_t sequence;
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
@@ -92,7 +92,7 @@ class NvxWork : public c10d::Work {
   /// The number of works that have begun and have not ended.
   using Pending = std::shared_ptr<std::atomic<int64_t>>;
 
-  NvxWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded);
+  NvxWork(Facts facts, Tensors outputs);
 
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -103,9 +103,9 @@ class NvxWork : public c10d::Work {
 #endif
   /// Blocks until the operation has ended. The caller's stream waits for results that are still being copied back.
   void synchronize() override;
-  /// Whether the results have arrived, so that they can be read on any stream. Throws nothing: torch's recorder calls
-  /// this for each work, inside the call that makes it.
-  bool isCompleted() override { return Work::isCompleted() && is_there(); }
+  /// Whether the results have arrived, so that they can be read on any stream, and the future has completed. Throws
+  /// nothing: torch's recorder calls this for each work, inside the call that makes it.
+  bool isCompleted() override { return Work::isCompleted() && (told_ || reporting_here()) && is_there(); }
   /// Without a stream, blocks the caller.
   void blockCurrentStream() override;
   /// Aborts the group. Does nothing in a forked child.
@@ -181,6 +181,7 @@ class NvxWork : public c10d::Work {
   c10::intrusive_ptr<CoalescedWork> coalesced_ GUARDED_BY(future_mutex_);  // until the end
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
+  std::atomic<bool> told_{false};  // the future has completed, and its callbacks have run
   std::atomic<bool> lost_{false};
   std::atomic<bool> clocked_{false};   // `ended_` is set
   std::atomic<bool> observed_{false};  // the program has waited for it to the end, or requested its future
@@ -189,8 +190,7 @@ class NvxWork : public c10d::Work {
 /// A work that the group's lane runs in its turn.
 class LaneWork : public NvxWork, public Task {
  public:
-  LaneWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
-      : NvxWork(std::move(facts), std::move(outputs), recorded), group_(facts_.group.lock()) {}
+  LaneWork(Facts facts, Tensors outputs) : NvxWork(std::move(facts), std::move(outputs)), group_(facts_.group.lock()) {}
 
   void perform(Runner runner) final;
   void conclude() final;
@@ -233,7 +233,7 @@ class DoneWork final : public NvxWork {
   /// stream: the one on which a device's outputs are copied back. staging: not null if they have yet to arrive.
   DoneWork(Facts facts, Tensors outputs, const std::optional<c10::Stream>& stream,
            std::unique_ptr<StagingCopies> staging = nullptr)
-      : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
+      : NvxWork(std::move(facts), std::move(outputs)) {
     staging_ = std::move(staging);
     if (stream) ends_on({*stream});
   }

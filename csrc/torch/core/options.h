@@ -13,6 +13,12 @@ namespace nvx {
 /// torch makes timedelta.max, which means no timeout, a huge negative.
 constexpr bool is_no_timeout(std::chrono::milliseconds given) { return given < -std::chrono::hours(24 * 1'000'000); }
 
+/// The timeout of a wait(); 0: none. A negative one has passed already.
+inline std::chrono::milliseconds span_of_wait(std::chrono::milliseconds given) {
+  if (is_no_timeout(given)) return kNoTimeout;
+  return given.count() < 0 ? std::chrono::milliseconds(1) : given;
+}
+
 /// The options of an nvx group: pg_options, and the properties that torch sets.
 struct NvxOptions final : c10d::Backend::Options {
   explicit NvxOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)

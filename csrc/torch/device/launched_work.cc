@@ -2,12 +2,13 @@
 
 #include "base/contain.h"
 #include "torch/core/interrupt.h"
+#include "torch/core/options.h"
 
 namespace nvx {
 
 LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, const Call& call,
                            std::unique_ptr<StagingCopies> staging)
-    : NvxWork(std::move(facts), call.outputs, call.recorded()), path_(std::move(path)), group_(facts_.group.lock()) {
+    : NvxWork(std::move(facts), call.outputs), path_(std::move(path)), group_(facts_.group.lock()) {
   staging_ = std::move(staging);
   ends_on({staging_->stream()});
 }
@@ -34,7 +35,8 @@ void LaunchedWork::flush_postponed() {
 }
 
 /// Without a timeout the host does not wait, and only a failure that is already known is raised.
-bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
+bool LaunchedWork::wait(std::chrono::milliseconds given) {
+  const std::chrono::milliseconds timeout = span_of_wait(given);
   flush_postponed();
   check();
   path_->note_wait(*staging_, facts_.sequence);

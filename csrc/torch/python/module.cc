@@ -6,6 +6,7 @@
 #include <array>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include "base/config.h"
 #include "base/interrupt.h"
@@ -367,18 +368,27 @@ void point_at_ucx_package() {
 /// while it makes a group: it notices within one slice of its wait for the store that the group is aborted. Then it
 /// waits up to 0.8 s until the other ranks know, because it may serve their store.
 void stop_everything() {
-  constexpr std::chrono::milliseconds kLast{2500};
+  constexpr std::chrono::milliseconds kAtOnce{0}, kLast{2500}, kToPython{50};
   exiting.store(true);
   constexpr auto kGrace = Communicator::kGraceForProxies;
   const Deadline deadline = Deadline::after(kGrace);
   auto& communicators = LiveObjects<Communicator>::instance();
   communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
   ThreadPool::instance().stop(std::chrono::milliseconds(100));
-  if (ThreadPool::instance().threads() != 0) {
-    communicators.each([](Communicator& one) {
-      for (const auto& group : one.context.groups.all()) group->abort("its process exits");
+  bool in_calls = false;
+  const auto each_group = [&](const auto& act) {
+    communicators.each([&](Communicator& one) {
+      for (const auto& group : one.context.groups.all()) act(*group);
     });
+  };
+  each_group([&](Group& group) { in_calls |= !group.lane().settle(kAtOnce, Lane::Until::kIdle); });
+  if (in_calls || ThreadPool::instance().threads() != 0) {
+    each_group([](Group& group) { group.abort("its process exits"); });
     ThreadPool::instance().stop(kLast);
+  }
+  if (in_calls) {  // of daemon threads. One that asks for the GIL in C++ once Python has ended terminates the process
+    each_group([&](Group& group) { (void)group.lane().settle(kLast, Lane::Until::kIdle); });
+    std::this_thread::sleep_for(kToPython);
   }
   HookThread::await_all();
   const auto messenger = net::Messenger::opened();
@@ -455,9 +465,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("torch_version") = kTorchVersion;
 
   interrupt_check.store(&run_signal_handlers);
-  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+  m.def("_stop", [] {
     py::gil_scoped_release release;
     stop_everything();
     interrupt_check.store(nullptr);
-  }));
+  });
 }

@@ -19,8 +19,9 @@ c10::intrusive_ptr<c10::ivalue::Future> ReconfigureWork::getFuture() {
   return future_;
 }
 
-bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
+bool ReconfigureWork::wait(std::chrono::milliseconds given) {
   origin_.check(rank_);
+  const std::chrono::milliseconds timeout = span_of_wait(given);
   constexpr std::chrono::milliseconds kCheckInterval{50};
   const Deadline deadline = Deadline::after(timeout);
   std::unique_lock lock(mutex_);
