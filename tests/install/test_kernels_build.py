@@ -21,6 +21,9 @@ LINE = "no CUDA kernels are built"
 ERROR = "nvcc error   : 'cicc' died due to signal 9 (Kill signal)"
 OTHER_NVCC = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' && NVX_CUDA=1 "
 
+# The architectures of a build that is not told any.
+USUAL = ["80,code=sm_80", "90,code=sm_90", "100,code=sm_100", "120,code=sm_120", "80,code=compute_80"]
+
 # nvcc's version, its error, and the reason and the advice that follow.
 UNFIT = {
     "old": ("release 11.8", "", "is of CUDA 11.8 and torch of 13.0", OTHER_NVCC),
@@ -297,7 +300,8 @@ def test_it_builds_for_the_visible_gpus(simulated, driver):
     [
         (["sm_83", "sm_86"], "", ["83,code=sm_83", "86,code=sm_86", "86,code=compute_86"]),
         (["sm_90"], "", ["90,code=sm_90", "90,code=compute_90"]),
-        (["sm_70"], "", ["83,code=sm_83", "86,code=sm_86", "90,code=sm_90", "90,code=compute_90"]),
+        (["sm_75", "sm_100"], "", [*USUAL[:3], USUAL[4]]),
+        (["sm_75", "sm_120", "sm_100"], "", USUAL),
         (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
     ],
 )
