@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "nvx_gpu"
 JOBS = str(len(os.sched_getaffinity(0)))  # without a number, make starts all compilers at once
-KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PTX", "-DCMAKE_BUILD_TYPE=Release"]
+KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
 WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
 KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
 MPS = "nvidia-cuda-mps-control"
@@ -249,7 +249,7 @@ class Run:
             return
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", f"{self.work}/site"]
         wheels = [*map(str, (self.folder / "wheels").glob("*.whl"))]
-        options = [*KERNELS, "-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+        options = [*KERNELS, *self.architectures(), "-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}"]
         steps = [
             [*pip, *wheels] if wheels else ["true"],
             ["cmake", "-S", str(ROOT), "-B", f"{self.work}/build", *options],
@@ -267,9 +267,18 @@ class Run:
         if self.building and self.building.returncode != 0:
             raise Unbuilt(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
 
+    def architectures(self) -> list[str]:
+        """The options that build for the GPUs here, as pip does."""
+        listed = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20, None, self.env).output
+        found = sorted(set(re.findall(r"^\d+\.\d$", listed, re.MULTILINE)), key=float)
+        return [f"-DTORCH_CUDA_ARCH_LIST={';'.join(found)}+PTX", "-DNVX_VISIBLE_GPUS=ON"] if found else []
+
     @functools.cached_property
     def gpus(self) -> int:
-        return run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ")
+        """Those that CUDA shows: nvidia-smi lists all."""
+        here = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ")
+        visible = self.env.get("CUDA_VISIBLE_DEVICES")
+        return here if visible is None else min(here, len(visible.split(",")) if visible else 0)
 
     def command(self, part: Part, seconds: float) -> list[str]:
         words = shlex.split(part.words.replace("GPUS", str(self.gpus)) if part.gpus > 1 else part.words)
@@ -382,7 +391,7 @@ def commit(folder: Path) -> str:
 
 
 def bundle(folder: Path) -> int:
-    """Makes the bundle for a machine with a GPU and no network: the program for sm_90 and as PTX, and packages."""
+    """Makes the bundle for a machine with a GPU and no network: the program for any GPUs, and packages."""
     build = folder / "build"
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
     subprocess.run(["cmake", "--build", str(build), "--parallel", JOBS, "--target", PROGRAM], check=True)

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -144,21 +145,53 @@ def test_a_time_limit_is_reported(evidence):
     assert evidence.part("streams")["why"] == "time ran out"
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpus):
+@pytest.mark.parametrize(
+    "gpus, visible", [(1, None), (2, None), (8, None), (8, "3,5"), (2, "0,1,2"), (8, "7"), (8, "")]
+)
+def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpus, visible):
+    if visible is not None:
+        evidence.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     listed = tmp_path / "nvidia-smi"
     listed.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'\n" for i in range(gpus)))
     listed.chmod(0o755)
     evidence.monkeypatch.setattr(evidence.driver.Run, "tool", lambda run, name: str(listed))
-    if gpus == 1:  # it does not wait for the module to be built
+    gpus = min(gpus, len(visible.split(",")) if visible else 0) if visible is not None else gpus
+    if gpus < 2:  # it does not wait for the module to be built
         evidence.monkeypatch.setattr(evidence.driver.Run, "wait_for_module", lambda run: pytest.fail("it waits"))
         assert evidence.run({}, "--parts", "one_each,symm_mem_8")[0] == 0
-        assert evidence.part("one_each")["why"] == "1 GPU here: one process a GPU needs 2 or more"
-        assert evidence.part("symm_mem_8")["why"] == "1 GPU here: one process a GPU needs 8 or more"
+        assert evidence.part("one_each")["why"] == f"{gpus} GPU here: one process a GPU needs 2 or more"
+        assert evidence.part("symm_mem_8")["why"] == f"{gpus} GPU here: one process a GPU needs 8 or more"
     else:
         part = next(part for part in evidence.driver.PARTS if part.name == "one_each")
         command = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), None).command(part, 60)
         assert command[command.index("-n") + 1] == str(gpus)
+
+
+@pytest.mark.parametrize(
+    "lists, wanted",
+    [
+        ("8.9\n8.9", ["-DTORCH_CUDA_ARCH_LIST=8.9+PTX", "-DNVX_VISIBLE_GPUS=ON"]),
+        ("12.0\n9.0\n12.0", ["-DTORCH_CUDA_ARCH_LIST=9.0;12.0+PTX", "-DNVX_VISIBLE_GPUS=ON"]),
+        ("NVIDIA-SMI has failed", []),
+        (None, []),
+    ],
+)
+def test_the_module_is_built_for_the_gpus_here(evidence, tmp_path, lists, wanted):
+    if lists:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n[ $1 = --query-gpu=compute_cap ] && echo '{lists}'\n")
+        tool.chmod(0o755)
+    evidence.monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), evidence.driver.Signals())
+    run.dry, start, scripts = False, evidence.driver.start, []
+
+    def note(command, out, env):
+        return scripts.append(command[-1]) if "sh" in command else start(command, out, env)
+
+    evidence.monkeypatch.setattr(evidence.driver, "start", note)
+    run.begin_build(list(evidence.driver.PARTS))
+    options = [word for word in shlex.split(scripts[0]) if "ARCH_LIST" in word or "VISIBLE" in word]
+    assert options == wanted
 
 
 def test_a_file_of_another_commit_is_left_alone(evidence):
