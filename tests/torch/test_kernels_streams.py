@@ -1,5 +1,6 @@
 """The order of nvx's kernels on several streams, and what it costs: threads simulate them on `fake_device`."""
 
+import threading
 import time
 
 import fake_nccl
@@ -34,6 +35,30 @@ def test_no_event_without_need(rank, world):
             call()
         seen = [counts()[what] / 5 for what in ("launches", "events_made", "event_records", "stream_waits")]
         assert seen == wanted
+
+
+@on_simulated_gpus(2)
+def test_a_thread_without_a_device_may_call(rank, world):
+    """CUDA would create a context on the first device."""
+    with torch.accelerator.device_index(1):
+        tensor, got = on_gpu(rank + 1), on_gpu(0)
+        dist.all_reduce(tensor)
+        torch.accelerator.synchronize()
+
+    def calls():
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, async_op=True).wait()
+        for work in (dist.isend(tensor, 1 - rank), dist.irecv(got, 1 - rank)):
+            work.wait()
+
+    reset_counts()
+    thread = threading.Thread(target=calls)
+    thread.start()
+    thread.join()
+    assert counts()["stray_calls"] == 0
+    with torch.accelerator.device_index(1):
+        torch.accelerator.synchronize()
+        assert_all(got, 12)
 
 
 @on_simulated_gpus(2)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -52,17 +53,22 @@ def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_signals_are_watched_on_their_device(rank, world):
-    """A thread of nvx watches them; on a thread without a device, CUDA would create a context on the first one."""
+def test_signals_are_watched_and_memory_returns_on_their_device(rank, world):
+    """A thread of nvx watches the signals, and any thread may drop the memory. On a thread without a device, CUDA would
+    create a context on the first one."""
     with torch.accelerator.device_index(1):
-        _, handle = shared(100)
+        held = [*shared(100)]
         reset_counts()
         if rank == 0:
             time.sleep(0.3)
-        handle.barrier()
+        held[1].barrier()
         torch.accelerator.synchronize()
     time.sleep(0.3)
-    assert counts()["stray_calls"] == 0
+    drops = threading.Thread(target=held.clear)
+    drops.start()
+    drops.join()
+    seen = counts()
+    assert seen["device_syncs"] == 2 and seen["stray_calls"] == 0, seen
 
 
 @on_simulated_gpus(1)

@@ -4,6 +4,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
@@ -47,6 +48,7 @@ std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen)
 }
 
 uint64_t capture_of(const c10::Stream& stream) {
+  const c10::OptionalDeviceGuard on(stream.device());  // see PooledEvent
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
   if (kernel::built_with_cuda() && stream.device_type() == kernel_device())
     return kernel::capture_of(guard.getStreamNativeHandle(stream));

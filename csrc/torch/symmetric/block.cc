@@ -120,6 +120,7 @@ Block::~Block() {
 /// and at its peers, in a capture, whose graph may use it again, and if the device has failed.
 void Block::free_device_memory(AllRendezvous&& all) {
   auto stays = c10::make_scope_exit([&] { new auto(std::move(all)); });
+  const c10::OptionalDeviceGuard on(device_);
   const RelaxedCaptureGuard relaxed;
   if (capture_of(current_stream(device_)) != 0) return;
   c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());

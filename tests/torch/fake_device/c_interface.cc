@@ -26,7 +26,9 @@ void* fake_device_real(void* address) { return fake::is_device_address(address) 
 
 // The number of the stream's capture; 0: none.
 uint64_t fake_device_capture(void* stream) {
-  const auto graph = static_cast<fake::Queue*>(stream)->graph();
+  const auto& queue = *static_cast<fake::Queue*>(stream);
+  fake::expect_on(queue.device());
+  const auto graph = queue.graph();
   return graph ? graph->id() : 0;
 }
 

@@ -62,12 +62,16 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     return queue_of(stream).idle();
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  bool isStreamCapturing(const c10::Stream& stream) const override { return queue_of(stream).graph() != nullptr; }
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    expect_on(stream.device_index());
+    return queue_of(stream).graph() != nullptr;
+  }
 #endif
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     count(kDeviceSyncs);
     if (is_capturing()) fault("no thread can wait for a device during a capture");
+    expect_on(device);
     drain_device(device);
   }
 

@@ -75,7 +75,7 @@ enum class Pace {
 // never joined, so that no wait in a task delays the exit.
 class Queue {
  public:
-  explicit Queue(uint64_t number) : number_(number) {}
+  Queue(uint64_t number, int8_t device) : number_(number), device_(device) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
@@ -88,6 +88,7 @@ class Queue {
   void drain();                 // blocks until all tasks pushed so far are done
   void await(uint64_t pushed);  // blocks until `pushed` tasks, as `push_now()` counts them, are done
   bool idle() const;
+  int8_t device() const { return device_; }
   // The capture that this queue has joined, or null.
   std::shared_ptr<Graph> graph() const;
   void be_captured(std::shared_ptr<Graph> graph);
@@ -101,6 +102,7 @@ class Queue {
   void run();
 
   const uint64_t number_;
+  const int8_t device_;
   mutable std::mutex mutex_;
   std::condition_variable pushed_, popped_;
   std::deque<Entry> entries_;  // the first entry may be running

@@ -103,7 +103,7 @@ Queue& queue_of(c10::Stream stream) {
   Device& device = devices()[index];
   std::lock_guard lock(device.mutex);
   Queue*& queue = device.queues[stream.id()];
-  if (queue == nullptr) queue = new Queue(uint64_t(index) * 1000 + uint64_t(stream.id()));
+  if (queue == nullptr) queue = new Queue(uint64_t(index) * 1000 + uint64_t(stream.id()), index);
   return *queue;
 }
 

@@ -51,7 +51,8 @@ enum Counter {
   kLaunches,       // of kernels that other libraries simulate
   kEventsMade,
   kEventRecords,  // on streams
-  kStrayCalls,    // about an event, on a thread whose current device is another one: CUDA would use both devices
+  kStrayCalls,    // about an event, a capture or a device, on a thread whose current device is another one: CUDA would
+                  // use both devices
   kCounters,
 };
 
