@@ -3,6 +3,7 @@
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "kernel/gpu/signals.h"
+#include "memory/driver/relaxed_capture_guard.h"
 
 namespace nvx::kernel {
 namespace {
@@ -23,7 +24,7 @@ Status signal_cuda(const DeviceChannel&, const SignalJob&, void*) { return refus
 
 Status load_cuda(std::vector<KernelAttributes>*) { return refusal(); }
 
-uint64_t capture_of(void*) { return 0; }
+uint64_t capture_of(void* stream) { return is_captured(stream) ? UINT64_MAX : 0; }
 
 Status call_host(void*, void (*)(void*), void*) { return refusal(); }
 

@@ -42,14 +42,6 @@ def probe(device):
     return f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}", ""
 
 
-def captures(device):
-    """Whether this thread's current stream is being captured. Needed up to torch 2.12: its C++ API has no query."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
 def make(store, rank, size, device):
     """A ProcessGroupNCCL of these ranks, not connected yet."""
     options = dist.ProcessGroupNCCL.Options()

@@ -253,21 +253,3 @@ def test_probe_returns_the_reason_against_nccl(monkeypatch):
     facts = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1A, pci_device_id=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     assert delegate.probe(torch.device("cuda:0")) == ("00000001:1a:02", "")
-
-
-@pytest.mark.parametrize("capturing", [False, True])
-def test_python_sees_captures_for_torches_that_do_not_report_them(monkeypatch, capturing):
-    from nvx import delegate
-
-    entered = []
-
-    @contextlib.contextmanager
-    def on(device):
-        entered.append(device)
-        yield
-
-    monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    assert delegate.captures(torch.device("cuda:1")) is capturing
-    assert entered == [torch.device("cuda:1")]
-    assert delegate.captures(torch.device("cpu")) is False

@@ -4,10 +4,11 @@
 
 #include "base/error.h"
 
-/// Streams under CUDA capture, whose work a graph records. A build without CUDA never captures.
+/// Streams under CUDA capture, whose work a graph records.
 namespace nvx::kernel {
 
-/// The capture of a stream (a cudaStream_t), or 0 if it is not capturing. An invalidated capture counts as one.
+/// The capture of a stream (a cudaStream_t) of the thread's current device, or 0 if it is not capturing. An invalidated
+/// capture counts as one. In a build without CUDA, the driver answers, and all captures are UINT64_MAX.
 uint64_t capture_of(void* stream);
 
 /// Enqueues a host function; in a capture, for each replay. It must not wait or call CUDA: the stream waits for it.

@@ -21,6 +21,7 @@ using IpcHandle = std::array<uint8_t, 64>;
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr int kCaptureModeRelaxed = 2;
+constexpr int kNotCaptured = 0;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
 constexpr Result kNotSupported = 801;
 
@@ -129,6 +130,9 @@ struct Api : QueryApi {
   NVX_FUNCTION(Result, cuFlushGPUDirectRDMAWrites, int target, int scope);
   NVX_FUNCTION(Result, cuThreadExchangeStreamCaptureMode, int* mode);
 };
+
+/// Looked up at its use, where a driver is loaded already.
+using StreamIsCapturing = Result(Stream stream, int* status);
 
 /// Since CUDA 12.1. Looked up when a group first requests them.
 struct Multicast {

@@ -9,15 +9,13 @@
 namespace nvx {
 namespace {
 
-using ExchangeMode = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
-
 /// Null while the driver is not loaded in this process, which then has no captures. Does not load it.
-ExchangeMode exchange_mode() {
-  static std::atomic<ExchangeMode> known{nullptr};
-  if (const ExchangeMode found = known.load(std::memory_order_acquire)) return found;
+template <class Function>
+Function function_of_driver(const char* name, std::atomic<Function>& known) {
+  if (const Function found = known.load(std::memory_order_acquire)) return found;
   void* const driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
   if (!driver) return nullptr;
-  const auto found = reinterpret_cast<ExchangeMode>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
+  const auto found = reinterpret_cast<Function>(dlsym(driver, name));
   known.store(found, std::memory_order_release);
   return found;
 }
@@ -26,7 +24,9 @@ constexpr int kNone = -1;
 
 /// Returns the thread's previous mode, or kNone if nothing was changed.
 int change_to(int mode) {
-  const ExchangeMode change = mode == kNone ? nullptr : exchange_mode();
+  static std::atomic<decltype(cuda::Api::cuThreadExchangeStreamCaptureMode)> known{nullptr};
+  if (mode == kNone) return kNone;
+  const auto change = function_of_driver("cuThreadExchangeStreamCaptureMode", known);
   return change && change(&mode) == cuda::kSuccess ? mode : kNone;
 }
 
@@ -35,5 +35,13 @@ int change_to(int mode) {
 RelaxedCaptureGuard::RelaxedCaptureGuard() : before_(change_to(cuda::kCaptureModeRelaxed)) {}
 
 RelaxedCaptureGuard::~RelaxedCaptureGuard() { (void)change_to(before_); }
+
+/// The driver refuses to answer for the legacy stream while another stream captures: it is not captured itself.
+bool is_captured(void* stream) {
+  static std::atomic<cuda::StreamIsCapturing*> known{nullptr};
+  const auto query = function_of_driver("cuStreamIsCapturing", known);
+  int status = cuda::kNotCaptured;
+  return query && query(stream, &status) == cuda::kSuccess && status != cuda::kNotCaptured;
+}
 
 }  // namespace nvx

@@ -15,4 +15,8 @@ class RelaxedCaptureGuard {
   const int before_;
 };
 
+/// Whether a stream (a cudaStream_t) of the thread's current device is being captured, as far as the driver says. False
+/// while the driver is not loaded in this process.
+bool is_captured(void* stream);
+
 }  // namespace nvx

@@ -1,7 +1,6 @@
 #include "torch/device/delegate.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <torch/version.h>
 
 #include "base/config.h"
 #include "base/contain.h"
@@ -9,7 +8,6 @@
 #include "base/hash.h"
 #include "base/interrupt.h"
 #include "group/plan/delegate_plan.h"
-#include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/relaxed_capture_guard.h"
 #include "torch/core/argument_error.h"
 #include "torch/streams/staging_copies.h"
@@ -23,12 +21,6 @@ constexpr milliseconds kShutdownTime{
     5000};  // when this rank leaves: the limit for the next collective in flight to end
 constexpr milliseconds kNamingTime{
     5000};  // how long the barrier may take to name missing ranks after the device's timeout
-
-bool is_captured(at::Device device) {
-  constexpr bool kTorchReports = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
-  if (!kTorchReports && !kernel::built_with_cuda()) return python_sees_capture(device);
-  return capture_of(CommStreams::of_caller(device).h2d) != 0;
-}
 
 }  // namespace
 
@@ -75,7 +67,7 @@ Delegate::~Delegate() {
 bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_delegated({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
-  if (is_captured(c.device)) return false;
+  if (capture_of(current_stream(c.device)) != 0) return false;
   return connected_on(c.device);
 }
 

@@ -25,9 +25,6 @@ struct DelegateInfo {
 DelegateInfo find_delegate(at::Device device);
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device);
-/// Whether this thread's current stream of the device is being captured. For versions of torch whose C++ API has no
-/// query.
-bool python_sees_capture(at::Device device);
 
 /// Runs an operation on a backend, on the current stream. The call is synchronous in torch's sense. Throws the
 /// backend's errors.

@@ -39,8 +39,6 @@ c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::S
   return call_delegate_module<c10::intrusive_ptr<c10d::Backend>>("make", device, store, rank, size);
 }
 
-bool python_sees_capture(at::Device device) { return call_delegate_module<bool>("captures", device); }
-
 at::Tensor pool_tensor(int64_t size, const at::TensorOptions& options) {
   const py::gil_scoped_acquire locked;
   const at::Device device = options.device();

@@ -50,8 +50,10 @@ std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen)
 uint64_t capture_of(const c10::Stream& stream) {
   const c10::OptionalDeviceGuard on(stream.device());  // see PooledEvent
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  if (kernel::built_with_cuda() && stream.device_type() == kernel_device())
-    return kernel::capture_of(guard.getStreamNativeHandle(stream));
+  if (stream.device_type() == kernel_device()) {
+    const uint64_t capture = kernel::capture_of(guard.getStreamNativeHandle(stream));
+    if (kernel::built_with_cuda() || capture != 0) return capture;
+  }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   if (guard.isStreamCapturing(stream)) return UINT64_MAX;  // only kernels need the id
 #endif

@@ -10,7 +10,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/driver_abi.h"
+#include "memory/driver/relaxed_capture_guard.h"
 #include "memory/gpu/device_arena.h"
 #include "memory/gpu/device_measure.h"
 #include "memory/gpu/peer_mappings.h"
@@ -57,6 +60,18 @@ TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
   }
   query("fake_release");
   (void)driver_library(NVX_FAKE_CUDA);
+}
+
+TEST(DriverLibrary, TellsWhichStreamsAreCaptured) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  const auto stream = [](intptr_t handle) { return reinterpret_cast<void*>(handle); };
+  EXPECT_FALSE(is_captured(stream(100)));
+  EXPECT_TRUE(is_captured(stream(101)));
+  EXPECT_TRUE(is_captured(stream(102))) << "invalidated";
+  EXPECT_FALSE(is_captured(nullptr));
+  if (kernel::built_with_cuda()) return;  // it asks the CUDA runtime
+  EXPECT_EQ(kernel::capture_of(stream(100)), 0u);
+  EXPECT_EQ(kernel::capture_of(stream(101)), UINT64_MAX);
 }
 
 TEST(DriverLibrary, DescribesTheDriversFacts) {
@@ -240,11 +255,13 @@ EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastCreate, cuMulticastCreate);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastAddDevice, cuMulticastAddDevice);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastBindMem, cuMulticastBindMem);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastUnbind, cuMulticastUnbind);
+static_assert(same_shape(static_cast<cuda::StreamIsCapturing*>(nullptr), decltype (&cuStreamIsCapturing)()));
 static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*), "compare a new function with cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(cuda::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(cuda::kNotCaptured == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(cuda::kAttributeKernelTimeLimit == CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT);
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
