@@ -80,6 +80,8 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
                    if (!hangs) kernel();
                    if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
                  });
+    for (bool ended = !blocks; !ended; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      (void)driver_->drained(device_, stream, &ended);
     return {};
   }
   Status attributes(std::vector<kernel::KernelAttributes>* attributes) override {
@@ -95,6 +97,7 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
 
   Status refusal;                                ///< the answer to every call, if it fails
   Status trial_refusal;                          ///< the answer to trials, if it fails
+  bool blocks = false;                           ///< whether launches of a trial return when their kernels have ended
   std::chrono::milliseconds delay{0};            ///< before the first kernel
   std::chrono::milliseconds slow{0};             ///< before each kernel of a trial ...
   int most_slow = INT_MAX;                       ///< ... up to this many

@@ -14,7 +14,7 @@ import test_device
 import test_tune
 import torch
 import torch.distributed as dist
-from fake_device import counts, held, reset_counts, set_delays, slow_fill
+from fake_device import counts, held, launches_block, reset_counts, set_delays, slow_fill
 from nvx import doctor
 from ranks import TORCH, on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync
 from test_device import GPU, MODES, assert_all, finish, on_gpu
@@ -166,17 +166,22 @@ def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
     sync("the other one has seen its operation fail")
 
 
+LAUNCHES = pytest.mark.parametrize("block", [False, True], ids=["", "CUDA_LAUNCH_BLOCKING"])
+
+
+@LAUNCHES
 @on_simulated_gpus(3, op_timeout=60, dies=[1])
-def test_a_rank_that_dies_is_named_within_a_second(rank, world):
+def test_a_rank_that_dies_is_named_within_a_second(rank, world, block):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
     if rank == 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    work = dist.all_reduce(tensor, async_op=True)
     began = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match="rank 1 .* ended|rank 1 .*has ended|rank 1 .*died"):
+    message = "rank 1 .* ended|rank 1 .*has ended|rank 1 .*died"
+    with launches_block(block), pytest.raises(dist.DistBackendError, match=message):
+        work = dist.all_reduce(tensor, async_op=True)
         while time.monotonic() < began + 20:
             work.wait()
             time.sleep(0.01)
@@ -246,8 +251,9 @@ def test_a_rank_that_has_done_its_part_may_go(rank, world):
     assert_all(tensor, 2)
 
 
+@LAUNCHES
 @on_simulated_gpus(2)
-def test_a_rank_that_goes_too_early_is_named(rank, world):
+def test_a_rank_that_goes_too_early_is_named(rank, world, block):
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
     sync("both are done")
@@ -255,7 +261,7 @@ def test_a_rank_that_goes_too_early_is_named(rank, world):
         dist.destroy_process_group()
         return
     began = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
+    with launches_block(block), pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
         work = dist.all_reduce(on_gpu(1), async_op=True)
         while time.monotonic() < began + 20:
             work.wait()

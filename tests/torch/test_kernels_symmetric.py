@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from fake_device import counts, reset_counts
+from fake_device import counts, launches_block, reset_counts
 from ranks import on_simulated_gpus
 
 GPU = "fakegpu"
@@ -112,17 +112,19 @@ def test_a_signal_that_does_not_come_fails_the_group(rank, world):
             dist.all_reduce(torch.ones(1, device=GPU))
 
 
+@pytest.mark.parametrize("block", [False, True], ids=["", "CUDA_LAUNCH_BLOCKING"])
 @on_simulated_gpus(3, op_timeout=60, dies=[1])
-def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world):
+def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world, block):
     _, handle = shared(1)
     handle.barrier()
     torch.accelerator.synchronize()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)  # until nobody watches the first barrier
     began = time.monotonic()
-    handle.barrier()
-    torch.accelerator.synchronize()
-    with pytest.raises(dist.DistBackendError, match="rank 1"):
+    with launches_block(block), pytest.raises(dist.DistBackendError, match="rank 1"):
+        handle.barrier()
+        torch.accelerator.synchronize()
         handle.barrier()
     assert time.monotonic() - began < 20
 

@@ -36,6 +36,9 @@ struct ChannelOptions : MappingOptions {
   std::chrono::milliseconds drain_timeout{5000};  ///< when this rank leaves: the limit for the next kernel to end
   /// Called now and then during waits of set-up; throws Error if they are pointless.
   std::function<void()> check_peers = [] {};
+  /// Called before each launch, which counts as in flight already: the driver may block in it until its kernel has
+  /// ended, as with CUDA_LAUNCH_BLOCKING and in debuggers.
+  std::function<void()> on_launch = [] {};
   /// True once no peer's kernel can write to the memory that this rank has exported. Polled after this rank has left,
   /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -204,6 +205,8 @@ class DeviceTrial {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kPollSlice{50};
+
   uint32_t ranks() const { return trial_.channel.shape.ranks; }
   uint32_t me() const { return uint32_t(options_.rank); }
   uint32_t stages() const { return layout_.stages; }
@@ -235,18 +238,32 @@ class DeviceTrial {
     };
     work_ =
         call_or_throw<std::shared_ptr<DeviceWork>>("creating a stream", Deadline::after(trial_.drain_timeout), open);
+    std::future<void> checks;  // ends after `launched`
+    std::promise<void> launched;
+    checks = std::async(std::launch::async, [this, end = launched.get_future()] { check_peers_until(end); });
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
       const Status begun =
           launcher.launch_on_stream(work_->external_stream(), trial_.channel, jobs, {}, trial_.multicast);
       if (!begun.ok()) throw Error(begun);
     }
+    launched.set_value();
+    checks.get();
+  }
+
+  /// The driver may block in a launch until its kernel has ended: see `ChannelOptions::on_launch`.
+  void check_peers_until(const std::future<void>& launched) {
+    try {
+      while (launched.wait_for(kPollSlice) == std::future_status::timeout) options_.check_peers();
+    } catch (...) {
+      std::atomic_ref(trial_.control->abort).store(1, std::memory_order_release);
+      throw;
+    }
   }
 
   /// Waits until all operations have ended, or one has failed; up to `options_.timeout` from their start, and for that
   /// up to `to_begin`. Times them.
   void watch(const Deadline& to_begin) {
-    constexpr std::chrono::milliseconds kPollSlice{50};
     std::vector<Clock::duration> gaps;
     Clock::time_point last = Clock::now();
     uint32_t seen = progress();

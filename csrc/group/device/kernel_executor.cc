@@ -168,14 +168,13 @@ Status KernelExecutor::launch_batches(std::span<const Operation* const> operatio
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.completion = completion.at, channel.completion_value = completion.what;
+    const bool captured = begins == Begins::kInReplays;
+    if (!captured) launched_.fetch_add(n, std::memory_order_release), resources_.options().on_launch();
     const Status status =
         launcher_->launch(channel, batch_.jobs(), batch_.pieces(), resources_.multicast(), stream.native);
+    if (!status.ok() && !captured) launched_.fetch_sub(n, std::memory_order_release);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);
-    if (begins == Begins::kInReplays) {
-      captured_.fetch_add(uint32_t(n), std::memory_order_release);
-    } else {
-      launched_.fetch_add(n, std::memory_order_release);
-    }
+    if (captured) captured_.fetch_add(uint32_t(n), std::memory_order_release);
     at += n;
   }
   return {};
@@ -186,6 +185,7 @@ Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& 
   if (finalized_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   NVX_TRY(verdict());
   MutexLock signals(signals_mutex_);
+  resources_.options().on_launch();
   Status launched = kernel::signal_cuda(resources_.channel(), job, stream.native);
   if (launched.ok()) launched = signals_[stream.native].record(stream.native, /*capture=*/0);
   return launched.ok() ? launched : refused(launched, Begins::kNow, /*is_first=*/true);

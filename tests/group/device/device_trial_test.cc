@@ -200,5 +200,32 @@ TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {
   });
 }
 
+/// As with CUDA_LAUNCH_BLOCKING: rank 0's first kernel waits for rank 1, which does not come to the trial.
+TEST(DeviceTrial, PeersAreCheckedDuringALaunchThatBlocks) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  world.launcher(0)->blocks = true;
+  world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
+  MemoryStore store;
+  std::atomic<bool> refused{false};
+  const auto began = Clock::now();
+  as_threads(2, [&](int rank) {
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 2});
+    ChannelOptions options = world.options(rank);
+    options.busy = milliseconds(60'000);
+    options.check_peers = [&] {
+      if (refused) throw Error(Code::kPeerFailed, "nvx: rank 1 has given up");
+    };
+    try {
+      (void)world.make(rank, bootstrap, options);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), rank == 0 ? "rank 1 has given up" : "the device takes no launches"))
+          << error.what();
+    }
+    refused = refused || rank == 1;
+  });
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(30));
+}
+
 }  // namespace
 }  // namespace nvx::test

@@ -10,6 +10,7 @@ the process's accelerator, so its tests need processes of their own.
 
 import atexit
 import contextlib
+import ctypes
 
 import torch
 
@@ -91,6 +92,17 @@ def held(stream=None):
         yield
     finally:
         torch.ops.fake_device.release(number)
+
+
+@contextlib.contextmanager
+def launches_block(block=True):
+    """Inside the block, a launch returns when its kernel has ended, as with CUDA_LAUNCH_BLOCKING."""
+    blocks = ctypes.c_int.in_dll(ctypes.CDLL(str(build())), "fake_device_launches_block")
+    blocks.value = block
+    try:
+        yield
+    finally:
+        blocks.value = False
 
 
 @contextlib.contextmanager

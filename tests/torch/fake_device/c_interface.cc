@@ -13,12 +13,16 @@ extern "C" {
 
 // For simulated kernels: how long each of a trial takes. Tests set it before they make a group.
 int fake_device_trials_take_ms = 0;
+// Whether a launch returns when its kernel has ended.
+int fake_device_launches_block = 0;
 
 // Enqueues a task. A replay may run it again; `drop` runs when no further run is possible.
 void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), void* context) {
   fake::count(fake::kLaunches);
   const std::shared_ptr<void> kept(context, drop);
-  static_cast<fake::Queue*>(stream)->push([task, kept] { task(kept.get()); });
+  auto& queue = *static_cast<fake::Queue*>(stream);
+  queue.push([task, kept] { task(kept.get()); });
+  if (fake_device_launches_block && !queue.graph()) queue.drain();
 }
 
 // The host address behind a device address, for tasks; other addresses are returned unchanged.
