@@ -53,7 +53,7 @@ TEST(Matching, ManyTagsInReverseMatchSoon) {
                 : group.mailbox().receive(requests.back(), Runner::kPool);
     }
     for (const Request& request : requests) ASSERT_TRUE(group.mailbox().wait(*request).ok());
-    EXPECT_LT(Clock::now() - began, std::chrono::seconds(4));
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
     for (int64_t i = 0; i < kMany; ++i) ASSERT_EQ(values[size_t(i)], rank == 0 ? i : kMany - 1 - i);
     ASSERT_TRUE(barrier(group).ok());
   });
