@@ -67,7 +67,7 @@ endfunction()
 
 # Sets `architectures` in CMake's words, 80-real;90-real;90-virtual, from 8.0;9.0+PTX, separated by blanks or semicolons. The
 # default, and the list of the GPUs here, leave out those that this nvcc does not know. GPUs that are left out run PTX. If it knows
-# no GPU here, the default serves them: by the machine code of an earlier minor version, or by PTX.
+# no GPU here, the default serves them: by the machine code of an earlier minor version, or by PTX. GPUs before 8.0 have no kernels.
 function(nvx_choose_architectures)
   set(architectures 80-real 90-real 100-real 120-real 80-virtual)
   execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)

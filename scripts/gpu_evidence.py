@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import platform
@@ -268,7 +269,7 @@ class Run:
             raise Unbuilt(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
 
     def architectures(self) -> list[str]:
-        """The options that build for the GPUs here, as pip does."""
+        """The options that build for the GPUs here, hidden ones included."""
         listed = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20, None, self.env).output
         found = sorted(set(re.findall(r"^\d+\.\d$", listed, re.MULTILINE)), key=float)
         return [f"-DTORCH_CUDA_ARCH_LIST={';'.join(found)}+PTX", "-DNVX_VISIBLE_GPUS=ON"] if found else []
@@ -278,7 +279,10 @@ class Run:
         """Those that CUDA shows: nvidia-smi lists all."""
         here = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ")
         visible = self.env.get("CUDA_VISIBLE_DEVICES")
-        return here if visible is None else min(here, len(visible.split(",")) if visible else 0)
+        shown = itertools.takewhile(
+            lambda one: one.strip() and not one.strip().startswith("-"), (visible or "").split(",")
+        )
+        return here if visible is None else min(here, len(list(shown)))
 
     def command(self, part: Part, seconds: float) -> list[str]:
         words = shlex.split(part.words.replace("GPUS", str(self.gpus)) if part.gpus > 1 else part.words)
@@ -393,7 +397,8 @@ def commit(folder: Path) -> str:
 def bundle(folder: Path) -> int:
     """Makes the bundle for a machine with a GPU and no network: the program for any GPUs, and packages."""
     build = folder / "build"
-    subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
+    chosen = [*KERNELS, "-DNVX_PYTHON=OFF", "-DTORCH_CUDA_ARCH_LIST="]
+    subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *chosen], check=True)
     subprocess.run(["cmake", "--build", str(build), "--parallel", JOBS, "--target", PROGRAM], check=True)
     shutil.copy2(build / PROGRAM, folder / PROGRAM)
     shutil.rmtree(build)

@@ -285,7 +285,7 @@ def _torch_calls():
 
 atexit.register(lambda: getattr(sys.modules.get("nvx._C"), "_stop", int)())  # after the handlers of the program
 
-# Registers the backend, also without an entry point, as in a source tree on PYTHONPATH. Commands start without torch.
-# Last, because importing torch here may run an entry point against this module before it is complete.
+# Registers the backend, also without an entry point, as in a source tree on PYTHONPATH. Commands without torch start
+# at once. Last, because importing torch here may run an entry point against this incomplete module.
 if not _torch_calls():
     _autoload()

@@ -146,7 +146,7 @@ def test_a_time_limit_is_reported(evidence):
 
 
 @pytest.mark.parametrize(
-    "gpus, visible", [(1, None), (2, None), (8, None), (8, "3,5"), (2, "0,1,2"), (8, "7"), (8, "")]
+    "gpus, visible", [(1, None), (2, None), (8, None), (8, "3,5"), (2, "0,1,2"), (8, "7"), (8, ""), (8, "-1")]
 )
 def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpus, visible):
     if visible is not None:
@@ -155,7 +155,7 @@ def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpu
     listed.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'\n" for i in range(gpus)))
     listed.chmod(0o755)
     evidence.monkeypatch.setattr(evidence.driver.Run, "tool", lambda run, name: str(listed))
-    gpus = min(gpus, len(visible.split(",")) if visible else 0) if visible is not None else gpus
+    gpus = min(gpus, len(visible.split(",")) if visible not in ("", "-1") else 0) if visible is not None else gpus
     if gpus < 2:  # it does not wait for the module to be built
         evidence.monkeypatch.setattr(evidence.driver.Run, "wait_for_module", lambda run: pytest.fail("it waits"))
         assert evidence.run({}, "--parts", "one_each,symm_mem_8")[0] == 0

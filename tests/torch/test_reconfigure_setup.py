@@ -290,8 +290,11 @@ def test_a_forked_child_does_not_wait_for_the_work(started):
 
 
 LEAVES = """
-import atexit, torch, torch.distributed as dist
-atexit.register(lambda: print("ended:", work.is_completed(), flush=True))  # runs after what nvx does at exit
+import atexit, sys, torch, torch.distributed as dist
+def end():  # nvx's own comes after the program's handlers
+    sys.modules["nvx._C"]._stop()
+    print("ended:", work.is_completed(), flush=True)
+atexit.register(end)
 import nvx
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 dist.init_process_group("nvx", store=store, rank=0, world_size=2, enable_reconfigure=True)

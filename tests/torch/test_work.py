@@ -220,6 +220,7 @@ def test_a_wait_whose_time_has_passed_raises(rank, world):
     sync("over")
 
 
+@only_nvx
 @on_ranks(2)
 def test_groups_in_opposite_order(rank, world):
     """Asynchronous calls of different groups must not wait for each other in any order of issue."""

@@ -8,10 +8,12 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/thread_state.h"
 #include "group/device/device_wait.h"
 #include "kernel/gpu/packs.h"
 #include "kernel/reduce/level.h"
@@ -240,7 +242,11 @@ class DeviceTrial {
         call_or_throw<std::shared_ptr<DeviceWork>>("creating a stream", Deadline::after(trial_.drain_timeout), open);
     std::future<void> checks;  // ends after `launched`
     std::promise<void> launched;
-    checks = std::async(std::launch::async, [this, end = launched.get_future()] { check_peers_until(end); });
+    try {
+      checks = std::async(std::launch::async, [this, end = launched.get_future()] { check_peers_until(end); });
+    } catch (const std::system_error& error) {
+      throw system_error("cannot start a thread for the first exchange between GPU kernels", error.code().value());
+    }
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
       const Status begun =
@@ -253,6 +259,7 @@ class DeviceTrial {
 
   /// The driver may block in a launch until its kernel has ended: see `ChannelOptions::on_launch`.
   void check_peers_until(const std::future<void>& launched) {
+    begin_own_thread("nvx-trial");
     try {
       while (launched.wait_for(kPollSlice) == std::future_status::timeout) options_.check_peers();
     } catch (...) {

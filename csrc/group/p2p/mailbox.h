@@ -130,6 +130,8 @@ class Mailbox : public LeaseHolder {
   /// Progresses all messages until only standing receives are open, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
+  bool has_waiters() EXCLUDES(mutex_);
+
   /// The staging for a peer to which nothing is in flight.
   Span release_idle() override EXCLUDES(mutex_);
 

@@ -142,6 +142,11 @@ std::string Mailbox::describe_wait(const Message& message) {
          std::to_string(other->tag) + ", for which there is no recv here";
 }
 
+bool Mailbox::has_waiters() {
+  MutexLock lock(mutex_);
+  return waiters_ != 0;
+}
+
 /// Ends messages that can no longer complete or are late. The progressing thread calls it once per watch interval,
 /// however much arrives meanwhile. The watch may run hooks, so no lock is held.
 void Mailbox::check_times() {

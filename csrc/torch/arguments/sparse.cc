@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/thread_state.h"
 #include "memory/driver/relaxed_capture_guard.h"
+#include "torch/core/recorded.h"
 
 namespace nvx {
 namespace {
@@ -180,6 +181,7 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
   if (!tensors[0].is_cpu()) return all_reduce_through_host(context, args, tensors[0], opts);
   const bool waits = !opts.asyncOp && !context.scopes.is_open();
   if (waits && group.lane().held_here()) raise(group.reentrant());
+  const CallRecord record(kSparse.title, tensors);
   const uint64_t number = group.next_number();  // before facts(), which states it
   const auto work =
       c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors, context.timeout_of(opts.timeout), number);

@@ -195,17 +195,18 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   begin_timeout();
   MutexLock lock(future_mutex_);
   if (future_) return future_;
-  future_ = new_future(streams_, facts_.lists != 0);
-  const auto future = future_;
-  if (!over_) return future;
-  lock.unlock();
+  const auto future = new_future(streams_, facts_.lists != 0);
+  if (!over_) return future_ = future;
+  lock.unlock();  // it is published once it has completed: see isCompleted()
   if (const std::exception_ptr error = exception()) {
     end_process_on_error(failure(), Seen::kByProgram);
     future->setError(error);
   } else {
     complete(*future);
   }
-  return future;
+  lock.lock();
+  if (!future_) future_ = future;
+  return future_;
 }
 
 void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {

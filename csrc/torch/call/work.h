@@ -80,7 +80,7 @@ class NvxWork : public c10d::Work {
   struct Facts {
     int rank;
     c10d::OpType type;
-    const char* title;  ///< "nvx:all_reduce"
+    const char* title;  ///< "nvx:all_reduce"; null: a coalescing scope
     uint64_t sequence;
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty

@@ -14,6 +14,7 @@
 #include "base/per_process.h"
 #include "base/text.h"
 #include "group/device/device_pools.h"
+#include "group/device/device_wait.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"
 #include "group/plan/simulate.h"
@@ -362,32 +363,38 @@ void point_at_ucx_package() {
   }
 }
 
-/// At the interpreter's exit: ends the pool's threads, aborts the operations that block them, and completes sends.
+/// At the interpreter's exit: ends the pool's threads, aborts the operations that block them, and completes sends
+/// to other hosts.
 ///
 /// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
 /// while it makes a group: it notices within one slice of its wait for the store that the group is aborted. Then it
 /// waits up to 0.8 s until the other ranks know, because it may serve their store.
 void stop_everything() {
-  constexpr std::chrono::milliseconds kAtOnce{0}, kLast{2500}, kToPython{50};
+  constexpr std::chrono::milliseconds kLast{2500}, kToPython{50};
   exiting.store(true);
   constexpr auto kGrace = Communicator::kGraceForProxies;
   const Deadline deadline = Deadline::after(kGrace);
   auto& communicators = LiveObjects<Communicator>::instance();
   communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
   ThreadPool::instance().stop(std::chrono::milliseconds(100));
-  bool in_calls = false;
   const auto each_group = [&](const auto& act) {
     communicators.each([&](Communicator& one) {
       for (const auto& group : one.context.groups.all()) act(*group);
     });
   };
-  each_group([&](Group& group) { in_calls |= !group.lane().settle(kAtOnce, Lane::Until::kIdle); });
-  if (in_calls || ThreadPool::instance().threads() != 0) {
+  const auto in_calls = [&] {
+    bool any = false;
+    each_group(
+        [&](Group& group) { any |= !group.lane().settle({}, Lane::Until::kIdle) || group.mailbox().has_waiters(); });
+    return any;
+  };
+  const bool daemons = in_calls();
+  if (daemons || ThreadPool::instance().threads() != 0) {
     each_group([](Group& group) { group.abort("its process exits"); });
     ThreadPool::instance().stop(kLast);
   }
-  if (in_calls) {  // of daemon threads. One that asks for the GIL in C++ once Python has ended terminates the process
-    each_group([&](Group& group) { (void)group.lane().settle(kLast, Lane::Until::kIdle); });
+  if (daemons) {  // a thread that asks for the GIL in C++ once Python has ended terminates the process
+    (void)poll_until([&] { return !in_calls(); }, Deadline::after(kLast));
     std::this_thread::sleep_for(kToPython);
   }
   HookThread::await_all();

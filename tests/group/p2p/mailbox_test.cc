@@ -46,7 +46,6 @@ TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
   });
 }
 
-/// Within a pair and tag, messages match in order; across tags in any order.
 /// A message takes its place before it is pushed, and the peer gets no envelope before that.
 TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   in_group("post", 2, [&](Group& group, int rank) {

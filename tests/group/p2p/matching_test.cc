@@ -12,6 +12,7 @@ namespace {
 
 using Request = std::shared_ptr<Message>;
 
+/// Within a pair and tag, messages match in order; across tags in any order.
 TEST(Matching, TagsMatchInAnyOrderAndEachInOrder) {
   in_group("tags", 2, [&](Group& group, int rank) {
     constexpr size_t kEach = 40, kTags = 3;
