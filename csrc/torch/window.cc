@@ -145,7 +145,7 @@ void TensorWindow::tensor_deregister() {
 IntrusiveWork TensorWindow::begin(Communicator& communicator, const char* title, const at::Tensor& tensor,
                                   std::shared_ptr<Message> message, std::chrono::milliseconds timeout, bool receives,
                                   bool async) {
-  const CallRecord record(title, {tensor});
+  const CallRecord record(title, tensor);
   const auto type = receives ? c10d::OpType::RECV : c10d::OpType::SEND;
   auto work = communicator.messages.begin({type, title}, tensor, std::move(message), timeout, receives);
   if (!async) work->wait(std::chrono::milliseconds(0));

@@ -189,13 +189,18 @@ def test_polling_until_completed(rank, world):
     assert tensor.unique().tolist() == [2.0]
 
 
+def late_all_reduce(rank, seconds):
+    """Rank 1 calls it this much later than rank 0."""
+    dist.barrier()
+    time.sleep(seconds * rank)
+    return dist.all_reduce(torch.ones(3), async_op=True)
+
+
 @only_nvx
 @on_ranks(2)
 def test_a_completed_work_has_a_completed_future(rank, world):
     """Also while a callback delays it on another thread."""
-    dist.barrier()
-    time.sleep(0.1 * rank)
-    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work = late_all_reduce(rank, 0.1)
     future = work.get_future()
     last = future.then(lambda _: time.sleep(0.2 if rank == 0 else 0))
     while not work.is_completed():
@@ -208,9 +213,7 @@ def test_a_completed_work_has_a_completed_future(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_wait_whose_time_has_passed_raises(rank, world):
-    dist.barrier()
-    time.sleep(1.0 * rank)
-    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work = late_all_reduce(rank, 1.0)
     began = time.monotonic()
     if rank == 0:
         with pytest.raises(RuntimeError, match="(?i)timed out"):

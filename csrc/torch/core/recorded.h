@@ -1,11 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include <vector>
-
-#include "torch/core/tensors.h"
 
 /// torch's RECORD_PARAM_COMMS_DATA, which reports a call to profilers and observers until the end of the scope. It
 /// includes whether the call is asynchronous, except with torch 2.11, which cannot record that.
@@ -21,7 +20,7 @@ namespace nvx {
 /// asynchronous operation may end after the profiler has stopped and freed its events, so its end is not recorded.
 class CallRecord {
  public:
-  CallRecord(const char* title, const Tensors& inputs) {
+  CallRecord(const char* title, at::TensorList inputs) {
     if (!record_.isActive()) return;
     record_._setAsync();  // torch marks every collective as asynchronous
     const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
