@@ -17,7 +17,6 @@
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
-#include "torch/core/options.h"
 
 namespace nvx {
 namespace {
@@ -384,8 +383,7 @@ void LaneWork::conclude() {
   end(outcome_, Hooks::kWhenThere);
 }
 
-bool LaneWork::wait(std::chrono::milliseconds given) {
-  const std::chrono::milliseconds timeout = span_of_wait(given);
+bool LaneWork::wait_for(std::chrono::milliseconds timeout) {
   if (!done() && !reporting_here()) {
     origin_.check(facts_.rank);
     if (group_->lane().held_here()) raise(group_->reentrant());
@@ -503,8 +501,7 @@ void MessageWork::send() {
   if (!pending_sends_->add(message_, staging_.get())) flush();
 }
 
-bool MessageWork::wait(std::chrono::milliseconds given) {
-  const std::chrono::milliseconds timeout = span_of_wait(given);
+bool MessageWork::wait_for(std::chrono::milliseconds timeout) {
   if (!message_->done()) origin_.check(facts_.rank);
   if (reporting_here()) {
     check();
@@ -557,8 +554,7 @@ void CoalescedWork::begin_timeout() {
 }
 
 /// The timeout applies to all works together.
-bool CoalescedWork::wait(std::chrono::milliseconds given) {
-  const std::chrono::milliseconds timeout = span_of_wait(given);
+bool CoalescedWork::wait_for(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
     if (timeout.count() > 0) {

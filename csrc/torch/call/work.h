@@ -17,6 +17,7 @@
 #include "group/plan/route.h"
 #include "group/timeout_extensions.h"
 #include "torch/core/interrupt.h"
+#include "torch/core/options.h"
 #include "torch/core/origin.h"
 #include "torch/core/tensors.h"
 #include "torch/streams/chunk_pipeline.h"
@@ -103,6 +104,7 @@ class NvxWork : public c10d::Work {
 #endif
   /// Blocks until the operation has ended. The caller's stream waits for results that are still being copied back.
   void synchronize() override;
+  bool wait(std::chrono::milliseconds given) final { return wait_for(span_of_wait(given)); }
   /// Whether the results have arrived, so that they can be read on any stream, and the future has completed. Throws
   /// nothing: torch's recorder calls this for each work, inside the call that makes it.
   bool isCompleted() override { return Work::isCompleted() && (told_ || reporting_here()) && is_there(); }
@@ -141,6 +143,8 @@ class NvxWork : public c10d::Work {
   std::chrono::duration<float, std::milli> duration() const;
 
  protected:
+  /// timeout: 0 for none, never negative.
+  virtual bool wait_for(std::chrono::milliseconds timeout) = 0;
   /// Marks the work as ended and notifies. Called once, with no lock held. Throws nothing. Futures complete at once,
   /// because their users make streams wait for the results. Hooks run and the clock stops at once, or only when the
   /// results have arrived.
@@ -195,9 +199,9 @@ class LaneWork : public NvxWork, public Task {
   void perform(Runner runner) final;
   void conclude() final;
   bool conclusion_may_block() final { return watched(); }
-  bool wait(std::chrono::milliseconds timeout) final;
 
  protected:
+  bool wait_for(std::chrono::milliseconds timeout) final;
   /// An exception fails the group, because the other ranks would wait for this one until their timeout.
   virtual Status carry_out(Group& group, Runner runner) = 0;
   virtual void release_tensors() = 0;
@@ -239,7 +243,9 @@ class DoneWork final : public NvxWork {
   }
   /// Not in the constructor, because hooks hold a reference until they have run.
   void begin() { end({}, Hooks::kWhenThere); }
-  bool wait(std::chrono::milliseconds) override {
+
+ private:
+  bool wait_for(std::chrono::milliseconds) override {
     unregister_from_torch();
     return true;
   }
@@ -254,7 +260,6 @@ class MessageWork final : public NvxWork {
   /// Not in the constructor, because the message may end at once.
   void begin(bool receives);
 
-  bool wait(std::chrono::milliseconds timeout) override;
   /// torch calls getFuture() with the GIL held, and a thread that holds the mailbox may copy for milliseconds.
   void begin_timeout() override {
     without_python_lock([this] { group_->mailbox().begin_timeout(message_.get()); });
@@ -262,6 +267,7 @@ class MessageWork final : public NvxWork {
   int sourceRank() const override { return message_->peer; }
 
  private:
+  bool wait_for(std::chrono::milliseconds timeout) override;
   void send();
   void flush() { pending_sends_->flush(message_.get(), Deadline()); }
 
@@ -285,11 +291,12 @@ class CoalescedWork final : public NvxWork {
   bool isCompleted() override;
   bool is_there() override;
   bool lost() const override;
-  bool wait(std::chrono::milliseconds timeout) override;
   void begin_timeout() override;
   void abort() override { works_.front()->abort(); }
 
  private:
+  bool wait_for(std::chrono::milliseconds timeout) override;
+
   const std::vector<c10::intrusive_ptr<NvxWork>> works_;
   std::atomic<size_t> open_;
 };

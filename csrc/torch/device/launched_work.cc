@@ -2,7 +2,6 @@
 
 #include "base/contain.h"
 #include "torch/core/interrupt.h"
-#include "torch/core/options.h"
 
 namespace nvx {
 
@@ -35,8 +34,7 @@ void LaunchedWork::flush_postponed() {
 }
 
 /// Without a timeout the host does not wait, and only a failure that is already known is raised.
-bool LaunchedWork::wait(std::chrono::milliseconds given) {
-  const std::chrono::milliseconds timeout = span_of_wait(given);
+bool LaunchedWork::wait_for(std::chrono::milliseconds timeout) {
   flush_postponed();
   check();
   path_->note_wait(*staging_, facts_.sequence);

@@ -20,7 +20,6 @@ class LaunchedWork final : public NvxWork {
     end({}, Hooks::kWhenThere);
   }
 
-  bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
   bool isSuccess() const override { return !exception(); }
   std::exception_ptr exception() const override;
@@ -29,6 +28,7 @@ class LaunchedWork final : public NvxWork {
 
  private:
   friend class KernelPath;
+  bool wait_for(std::chrono::milliseconds timeout) override;
   void flush_postponed();
   Status wait_there(std::chrono::milliseconds timeout);
   void close(const Status& outcome, uint64_t ended_at);
