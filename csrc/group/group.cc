@@ -82,6 +82,8 @@ Status Group::carry_out(Operation& o, Runner runner) {
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {
     return failures.fail(core_->diagnosis.no_memory(describe(o.fingerprint())));
+  } catch (const std::exception& error) {  // the caller gives the lane back
+    return failures.fail(system_failure("carrying an operation out failed", error));
   }
 }
 
