@@ -117,14 +117,14 @@ run_test_install() { run_pytest python-of-install tests/install tests/bench -m "
 # --- what CI adds --------------------------------------------------------------------------------------------------------
 
 # The ranks of tests/torch once more, on two hosts by name: what crosses between them goes over UCX and loopback. In CI half of
-# them, as the gates that HALF_OF_TESTS concerns.
+# them, as the gates that CI_SHARD concerns.
 run_test_two_hosts() {
   if ! "$py" -c "import sys; from nvx._C import build_info; sys.exit(not build_info()['ucx'])"; then
     skipped "two hosts" "this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
     return
   fi
   local failed=0
-  NVX_TEST_HALF=${HALF_OF_TESTS:-} NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py \
+  NVX_TEST_HALF=${CI_SHARD:+$((CI_SHARD % 2))} NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py \
     --ignore=tests/torch/test_bad_input.py --durations=5 "${in_parallel[@]}" || failed=1
   run_test_rdma || failed=1
   return $failed

@@ -169,19 +169,31 @@ def without(*filters):
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
-HALF_NOTE = "; a half (HALF_OF_TESTS)"
+HALF_NOTE = "; a half (CI_SHARD)"
+
+
+def shard():
+    """CI_SHARD, 0 to 3, which CI sets; None without it: then a gate checks everything."""
+    given = os.environ.get("CI_SHARD")
+    return int(given) if given else None
 
 
 def half_of():
-    """With HALF_OF_TESTS=0 or 1, as in CI, a gate runs every second test: those whose index has this parity."""
-    given = os.environ.get("HALF_OF_TESTS")
-    return int(given) % 2 if given else None
+    """The half of a gate's tests that this shard runs: those whose index has this parity; None: all."""
+    return None if shard() is None else shard() % 2
 
 
 def leave_out_unless(half):
     """The gates of one sanitizer run in each half, since each sanitizer compiles the core anew."""
     if half_of() not in (None, half):
-        raise LeftOut("it runs for every second commit (HALF_OF_TESTS)")
+        raise LeftOut("it runs for every second commit (CI_SHARD)")
+
+
+def of_shard(components):
+    """The components that a sanitizer tests in this shard. The tests of `group` take as long as all others."""
+    if shard() is None:
+        return components
+    return [component for component in components if (component == "group") == (shard() >= 2)]
 
 
 # The protocol between ranks does not depend on the type of the elements.
@@ -191,7 +203,7 @@ OF_EVERY_TYPE = "Types/Reduce.*:Ranks/Grid.*Type*"
 # TSan has nothing to check in schedules: they run on one thread.
 def tsan(context):
     leave_out_unless(1)
-    components = [component for component in tested_components(context) if component != "schedule"]
+    components = [component for component in of_shard(tested_components(context)) if component != "schedule"]
     programs = [f"{component}_test" for component in components]
     folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *QUICK, targets=programs)
     wrapper = without(OF_EVERY_TYPE, LARGE_GRIDS, COMPUTED)
@@ -209,7 +221,7 @@ SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DNVX_FUZZ=ON", *QUICK)
 
 def asan(context):
     leave_out_unless(0)
-    components = tested_components(context)
+    components = of_shard(tested_components(context))
     programs = [f"{component}_test" for component in components]
     folder = build(context, "asan", *CLANG, *SANITIZED, targets=programs)
     wrapper = without(LARGE_GRIDS, COMPUTED)

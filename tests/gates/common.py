@@ -81,7 +81,7 @@ class Skipped(Exception):
 
 
 class LeftOut(Skipped):
-    """The runs of other commits check it: HALF_OF_TESTS."""
+    """The runs of other commits check it: CI_SHARD."""
 
 
 @dataclasses.dataclass(frozen=True)
