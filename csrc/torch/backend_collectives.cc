@@ -58,9 +58,9 @@ IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::Allreduce
 IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   const Entry call(active(), "all_reduce_coalesced", Operations::kSeveral);
   call.args.check_reduced(tensors);
-  const std::vector<bool> again = use_memory_again(tensors);
+  const std::vector<bool> apart = share_memory({tensors.begin(), tensors.end()}, tensors);
   TensorOperations all;
-  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(call.args.all_reduce(tensors[i], opts.reduceOp, again[i]));
+  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(call.args.all_reduce(tensors[i], opts.reduceOp, apart[i]));
   return call.dispatch({OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, all, tensors, tensors, opts);
 }
 
@@ -94,12 +94,13 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
                                                    const c10d::AllgatherOptions& opts) {
   const Entry call(active(), "all_gather_coalesced", Operations::kSeveral);
   call.args.check_coalesced(outputs, inputs);
-  TensorOperations all;
+  std::vector<Tensors> columns(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    Tensors column;
-    for (const Tensors& list : outputs) column.push_back(list[i]);
-    all.push_back(call.args.all_gather(column, inputs[i]));
+    for (const Tensors& list : outputs) columns[i].push_back(list[i]);
   }
+  const std::vector<bool> apart = share_memory({columns.begin(), columns.end()}, inputs);
+  TensorOperations all;
+  for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather(columns[i], inputs[i], apart[i]));
   Tensors flat = flattened(outputs);
   const size_t lists = outputs.size() > 1 ? outputs.size() : 0;
   return call.dispatch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", lists}, all, flat, inputs, opts);
@@ -109,8 +110,9 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
                                                                const c10d::AllgatherOptions& opts) {
   const Entry call(active(), "all_gather_into_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
+  const std::vector<bool> apart = share_memory({outputs.begin(), outputs.end()}, inputs);
   TensorOperations all;
-  for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i]));
+  for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i], apart[i]));
   return call.dispatch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, all, outputs, inputs, opts);
 }
 
@@ -154,9 +156,10 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
                                                                const c10d::ReduceScatterOptions& opts) {
   const Entry call(active(), "reduce_scatter_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
+  const std::vector<bool> apart = share_memory({outputs.begin(), outputs.end()}, inputs);
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
-    all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
+    all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp, apart[i]));
   return call.dispatch({OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, all, outputs, inputs, opts);
 }
 

@@ -1,5 +1,6 @@
 """Outputs that partly overlap inputs. `tests/torch/test_tensors.py` covers in-place calls."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import on_ranks, only_nvx
@@ -91,6 +92,48 @@ def test_all_to_all_into_memory_of_the_input(rank, world):
             starts[1] = count - 1
         parts = [sent[r][starts[r] : starts[r] + take[r]] for r in range(world)]
         assert_same(output, torch.cat(parts), f"all_to_all_single with other splits, count {count}")
+
+
+@on_ranks(2, 3)
+def test_operations_of_one_call_that_share_memory(rank, world):
+    """The second input lies in the first output, as gloo reads all inputs first."""
+    group = dist.group.WORLD
+    for count in (4, 70_001):
+        first, second = ([numbers(2 * r + i, count) for r in range(world)] for i in (0, 1))
+        outputs, mine = [torch.zeros(world * count) for _ in "12"], first[rank].clone()
+        outputs[0][:count] = second[rank]
+        group.allgather_into_tensor_coalesced(outputs, [mine, outputs[0][:count]]).wait()
+        assert_same(outputs[0], torch.cat(first), f"all_gather_into_tensor_coalesced, count {count}")
+        assert_same(outputs[1], torch.cat(second), f"all_gather_into_tensor_coalesced, second, count {count}")
+
+        lists = [[torch.zeros(count) for _ in "12"] for _ in range(world)]
+        lists[0][0].copy_(second[rank])
+        dist.all_gather_coalesced(lists, [mine, lists[0][0]])
+        for p in range(world):
+            assert_same(lists[p][0], first[p], f"all_gather_coalesced, rank {p}, count {count}")
+            assert_same(lists[p][1], second[p], f"all_gather_coalesced, second, rank {p}, count {count}")
+
+        given = [numbers(r, 2 * world * count) for r in range(world)]
+        inputs = list(given[rank].clone().chunk(2))
+        results = [inputs[1][:count], torch.zeros(count)]
+        with dist._coalescing_manager(async_ops=True) as pending:
+            for output, input in zip(results, inputs, strict=True):
+                dist.reduce_scatter_tensor(output, input)
+        pending.wait()
+        want = sum(given).chunk(2 * world)
+        assert_same(results[0], want[rank], f"reduce_scatter_tensor, count {count}")
+        assert_same(results[1], want[world + rank], f"reduce_scatter_tensor, second, count {count}")
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_lists_that_share_a_part_of_their_memory_are_refused(rank, world):
+    whole = torch.zeros(6)
+    with pytest.raises(ValueError, match="tensors 1 and 0 of the list share a part of their memory"):
+        dist.group.WORLD.broadcast([whole[:4], whole[2:]], dist.BroadcastOptions()).wait()
+    mine = numbers(rank, 4)
+    dist.broadcast(mine, src=0)
+    assert_same(mine, numbers(0, 4), "a broadcast afterwards")
 
 
 @only_nvx

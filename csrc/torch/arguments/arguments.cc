@@ -148,7 +148,7 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   return c;
 }
 
-TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor) const {
+TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor, bool apart) const {
   check_tensor(tensor);
   if (outputs.size() != size_t(size_))
     invalid("invalid output tensor list at index 0 (expected length ", size_, ", got ", outputs.size(), ")");
@@ -158,21 +158,21 @@ TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor
   }
   TensorOperation c = begin(kernel::Collective::kAllGather, tensor, outputs);
   const Outputs written(outputs);
-  c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
+  c.operation.in = input(c, tensor, apart || written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p)
-    c.operation.recv[p] = {output(c, outputs[p], written.overlaps_earlier(p)), outputs[p].nbytes()};
+    c.operation.recv[p] = {output(c, outputs[p], apart || written.overlaps_earlier(p)), outputs[p].nbytes()};
   const int64_t own = outputs[size_t(rank_)].numel();
   if (own != tensor.numel()) invalid("the input has ", tensor.numel(), " elements, the output for this rank ", own);
   c.operation.shape = shape_of(c.operation.recv);
   return c;
 }
 
-TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
+TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in, bool apart) const {
   check_times_size(out, in, /*whole=*/out);
   TensorOperation c = begin(kernel::Collective::kAllGather, in, out);
-  c.operation.in = input(c, in, clash_within(in, out, rank_));
-  c.operation.recv = cut(out, {}, output(c, out), size_);
+  c.operation.in = input(c, in, apart || clash_within(in, out, rank_));
+  c.operation.recv = cut(out, {}, output(c, out, apart), size_);
   return c;
 }
 
@@ -195,11 +195,12 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs
   return c;
 }
 
-TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
+TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op,
+                                               bool apart) const {
   check_times_size(out, in, /*whole=*/in);
   TensorOperation c = begin(kernel::Collective::kReduceScatter, in, in, &op);
-  c.operation.send = cut(in, {}, input_piece(c, in, clash_within(out, in, rank_)).data, size_);
-  c.operation.out = output(c, out);
+  c.operation.send = cut(in, {}, input_piece(c, in, apart || clash_within(out, in, rank_)).data, size_);
+  c.operation.out = output(c, out, apart);
   return c;
 }
 

@@ -22,14 +22,15 @@ class Arguments : public Checks {
   Arguments(const char* name, Group& group, KernelPath* kernels, Delegate* delegate, HostProxyPath* proxies)
       : Checks(name, group), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
 
-  /// apart: other tensors of the call use the same memory, so this one gets a stand-in.
+  /// apart: other operations of the call use the same memory, so the tensors get stand-ins.
   TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
   TensorOperation reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
   TensorOperation broadcast(at::Tensor& tensor, int64_t root) const;
-  TensorOperation all_gather(Tensors& outputs, const at::Tensor& input) const;
-  TensorOperation all_gather_base(at::Tensor& output, const at::Tensor& input) const;
+  TensorOperation all_gather(Tensors& outputs, const at::Tensor& input, bool apart = false) const;
+  TensorOperation all_gather_base(at::Tensor& output, const at::Tensor& input, bool apart = false) const;
   TensorOperation reduce_scatter(at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op) const;
-  TensorOperation reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
+  TensorOperation reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                                      bool apart = false) const;
   TensorOperation gather(std::vector<Tensors>& outputs, const at::Tensor& input, int64_t root) const;
   /// The root's output receives all ranks' inputs, one after the other. Other ranks' outputs are ignored.
   TensorOperation gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;

@@ -1,3 +1,4 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include "base/thread_state.h"
@@ -43,6 +44,8 @@ TensorOperation Arguments::broadcast(Tensors& tensors, int64_t root, int64_t roo
     if (int64_t(i) == root_tensor) continue;
     check_tensor(tensors[i]);
     check_writable(tensors[i]);
+    if (at::get_overlap_status(tensors[i], result) == at::MemOverlapStatus::Partial)
+      invalid("tensors ", i, " and ", root_tensor, " of the list share a part of their memory");
     c.copies_out.emplace_back(tensors[i].alias(), result);
   }
   return c;

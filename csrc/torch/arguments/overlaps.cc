@@ -3,7 +3,6 @@
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace nvx {
 namespace {
@@ -53,25 +52,34 @@ bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
   return in.overlaps(all) && in.begin != all.begin + size_t(rank) * piece.nbytes();
 }
 
-std::vector<bool> use_memory_again(const Tensors& tensors) {
-  std::vector<bool> again(tensors.size());
-  if (tensors.size() < 2) return again;
-  std::vector<size_t> by_address(tensors.size());
-  std::iota(by_address.begin(), by_address.end(), size_t(0));
-  const auto begin = [&](size_t i) { return begin_of(tensors[i]); };
-  std::ranges::sort(by_address, {}, begin);
-  const auto end = [&](size_t i) { return bounds_of(tensors[i]).end; };
-  // In each chain of overlapping tensors, marks all but the one that is first in the list.
-  size_t first = by_address[0];
-  const std::byte* reach = end(first);
-  for (size_t k = 1; k < by_address.size(); ++k) {
-    const size_t here = by_address[k];
-    const bool hangs_together = begin(here) < reach;
-    if (hangs_together) again[std::max(here, first)] = true;
-    first = hangs_together ? std::min(here, first) : here;
-    reach = std::max(reach, end(here));
+std::vector<bool> share_memory(const std::vector<at::TensorList>& outputs, const Tensors& inputs) {
+  struct Use {
+    MemorySpan span;
+    size_t operation;
+    bool written;
+  };
+  std::vector<bool> shared(inputs.size());
+  if (inputs.size() < 2) return shared;
+  std::vector<Use> uses;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    uses.push_back({bounds_of(inputs[i]), i, false});
+    for (const at::Tensor& output : outputs[i]) uses.push_back({bounds_of(output), i, true});
   }
-  return again;
+  std::erase_if(uses, [](const Use& use) { return use.span.begin == use.span.end; });
+  std::ranges::sort(uses, {}, [](const Use& use) { return use.span.begin; });
+  for (auto first = uses.begin(); first != uses.end();) {  // each chain of overlapping spans
+    auto last = first;
+    bool several = false, written = false;
+    for (const std::byte* reach = first->span.end; last != uses.end() && last->span.begin < reach; ++last) {
+      reach = std::max(reach, last->span.end);
+      several |= last->operation != first->operation;
+      written |= last->written;
+    }
+    for (; first != last; ++first) {
+      if (several && written) shared[first->operation] = true;
+    }
+  }
+  return shared;
 }
 
 }  // namespace nvx

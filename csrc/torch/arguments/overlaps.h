@@ -31,7 +31,8 @@ class Outputs {
 /// The same for a rank's piece and the whole, one of which is the input. The piece's counterpart is its position there.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
-/// For each tensor, whether it may share memory with an earlier one in the list.
-std::vector<bool> use_memory_again(const Tensors& tensors);
+/// For each operation of a call, whether another one may use the same memory, and one of them writes there. Such
+/// operations get stand-ins: all inputs are read before the first operation, and the last output wins.
+std::vector<bool> share_memory(const std::vector<at::TensorList>& outputs, const Tensors& inputs);
 
 }  // namespace nvx
