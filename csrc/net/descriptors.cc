@@ -18,8 +18,10 @@
 #include <cstring>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
+#include "base/error.h"
 #include "base/handle.h"
 #include "net/source_filter.h"
 
@@ -113,6 +115,14 @@ void claim_sockets(int epoll) {
 void close_sockets(int epoll) {
   each_socket(
       epoll, [](int socket) { (void)close(socket); }, kDeepest);
+}
+
+void require_descriptors(size_t count, const std::string& what) {
+  std::vector<Fd> opened(count);
+  for (Fd& fd : opened) {
+    fd = Fd(eventfd(0, EFD_CLOEXEC));
+    if (!fd) throw system_error(what);
+  }
 }
 
 std::string descriptor_limit_hint() {

@@ -26,6 +26,9 @@ void claim_sockets(int epoll);
 /// Closes the sockets in a newly forked child. Allocates nothing and takes no lock.
 void close_sockets(int epoll);
 
+/// Throws Error unless this process can open `count` more descriptors now. what: cannot be done without them.
+void require_descriptors(size_t count, const std::string& what);
+
 /// "; this process can open no more files, nor connections: raise the limit (ulimit -n)" if that is so, otherwise
 /// empty. UCX's own error does not give this cause.
 std::string descriptor_limit_hint();

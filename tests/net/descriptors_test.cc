@@ -12,6 +12,7 @@
 #include <iterator>
 #include <string>
 
+#include "base/error.h"
 #include "base/handle.h"
 
 namespace nvx::net {
@@ -49,6 +50,25 @@ TEST(Descriptors, NoMoreThanTheProcessMayHave) {
   EXPECT_EQ(table_size(), 2 * before);
   EXPECT_EQ(open_descriptors(), open);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);
+}
+
+TEST(Descriptors, WithoutRoomForThemNothingIsBegun) {
+  const size_t open = open_descriptors();
+  require_descriptors(8, "cannot begin");
+  rlimit allowed{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &allowed), 0);
+  const Fd lowest(dup(0));
+  ASSERT_TRUE(lowest);
+  const rlimit few{rlim_t(lowest.get()) + 5, allowed.rlim_max};  // room for four at most
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  try {
+    require_descriptors(8, "cannot begin");
+    ADD_FAILURE() << "eight descriptors, where four can be opened";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("cannot begin: Too many open files"), std::string::npos) << error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);
+  EXPECT_EQ(open_descriptors(), open + 1);
 }
 
 /// Linux 6.15 would otherwise compute it from the limit of the backoff.

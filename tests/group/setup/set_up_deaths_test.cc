@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -301,6 +302,29 @@ std::string log_of(Act act) {
   testing::internal::CaptureStderr();
   act();
   return testing::internal::GetCapturedStderr();
+}
+
+/// The ranks of its host get the reason through a descriptor, those of other hosts through the store.
+TEST(SetUp, ALeaderOfAHostWithoutDescriptorsLeavesItsNoteInTheStore) {
+  MemoryStore store;
+  rlimit allowed{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &allowed), 0);
+  GroupOptions leader = options("few", 1, 3);
+  leader.host = "host1";
+  leader.aborted = [&, began = Clock::now()] {
+    if (Clock::now() - began < kDelay) return false;
+    const rlimit none{0, allowed.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return true;
+  };
+  const std::string error = set_up_error(store, leader);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);
+  EXPECT_NE(error.find("group few was aborted on rank 1"), std::string::npos) << error;
+  GroupOptions other = options("few", 2, 3);
+  other.host = "host2";
+  other.timeout = std::chrono::seconds(3);
+  const std::string cause = set_up_error(store, other);
+  EXPECT_NE(cause.find("group few was aborted on rank 1"), std::string::npos) << cause;
 }
 
 TEST(SetUp, NamesMissingRanksFromTimeToTime) {
