@@ -1,4 +1,4 @@
-"""Lightning takes any backend's name, nvx's too: torchrun --nproc-per-node 2 examples/lightning_ddp.py"""
+"""Lightning takes any backend's name, here gloo: NVX_AS=gloo torchrun --nproc-per-node 2 examples/lightning_ddp.py"""
 
 import time
 
