@@ -332,7 +332,7 @@ def test_all_has_sizes_of_its_own_unless_one_is_given():
 def test_a_wrong_contender_lists_the_contenders_and_those_installed(monkeypatch):
     """The list leaves out the backend under test and backends without CPU tensors."""
     monkeypatch.setattr(contenders.dist, "is_gloo_available", lambda: False)
-    here, _, missing = contenders.peers_of("nvx").partition("; not installed: ")
+    here, _, missing = contenders.peers_of("nvx").partition("; not in this torch: ")
     assert {"null", "socket", "symm_mem"} <= set(here.split(", "))
     assert "gloo" in missing.split(", ")
     assert not {"nvx", "nccl", "fake"} & {*here.split(", "), *missing.split(", ")}

@@ -56,11 +56,14 @@ def test_env_shows_whether_there_is_a_key(monkeypatch, capsys, key, state):
     assert re.search(rf"^NVX_JOB_KEY\n(    .*\n)+    {state}", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "nvx.cli", "env"]
-    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    command, environment = [sys.executable, "-m", "nvx.cli", "env"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment, text=True, timeout=300, check=False
+    )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
 

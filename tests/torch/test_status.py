@@ -207,8 +207,10 @@ esac
         assert status.main(["--hosts", "a"]) == 0
         shown = capsys.readouterr().out
         assert "rank 1 is waited for, and is not shown: give the host of that rank to --hosts\n" in shown
+        assert status.main(["--hosts", ", "]) == status.main(["--hosts", ""]) == 1
+        assert capsys.readouterr().err == "nvx status: --hosts names no host\n" * 2
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-        assert status.main(["--hosts", "a"]) == 1
+        assert status.main(["--hosts", "a,,"]) == 1
         assert "No such file or directory: 'ssh'" in capsys.readouterr().err
     finally:
         job.end()

@@ -28,13 +28,13 @@ def _is_here(name: str) -> bool:
 
 
 def peers_of(backend: str) -> str:
-    """The names of contenders to measure beside `backend`, as text: those installed here and those that are not."""
+    """The names of contenders to measure beside `backend`, as text: those that are here and those that are not."""
     serving_cpu = dist.Backend.backend_capability
     own = ("nvx", NULL, *OTHERS)
     names = [name for name in known() if name in own or ("cpu" in serving_cpu.get(name, ()) and name != "fake")]
     here = [name for name in names if name != backend and _is_here(name)]
     missing = [name for name in names if name != backend and name not in here]
-    return ", ".join(here) + (f"; not installed: {', '.join(missing)}" if missing else "")
+    return ", ".join(here) + (f"; not in this torch: {', '.join(missing)}" if missing else "")
 
 
 def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:

@@ -23,7 +23,7 @@ SCHEMA = 2
 LEGEND = """\
 steps: how often a rank waits for others, one wait after another.
 bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
-setting: what changes the choice, a variable or another build; empty if nothing does.
+setting: what changes the choice, a variable or another build; nothing if none does.
 estimate: from the source that is named above, not from times of this machine; good for comparing rows only.
 nvx chooses by a table of values, not by estimates, so the row that runs need not have the lowest one."""
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")

@@ -296,8 +296,10 @@ def answer(host):
 
 
 def gather_from(hosts):
-    """The reports of several hosts as one. Raises Refused without ssh."""
-    hosts = [host.strip() for host in hosts.split(",")]
+    """The reports of several hosts as one. Raises Refused without hosts or ssh."""
+    hosts = [*filter(None, map(str.strip, hosts.split(",")))]
+    if not hosts:
+        raise Refused("--hosts names no host")
     with refusing(OSError), futures.ThreadPoolExecutor(len(hosts)) as pool:
         answers = dict(zip(hosts, pool.map(answer, hosts), strict=True))
     ranks = [rank | {"host": host} for host, found in answers.items() for rank in found["ranks"]]
@@ -401,7 +403,7 @@ def text(report, pid=None):
 
 
 def show(options):
-    report = gather_from(options.hosts) if options.hosts else gather(options.pid, options.all)
+    report = gather_from(options.hosts) if options.hosts is not None else gather(options.pid, options.all)
     whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
     nothing = f"{whose} has a group of nvx at present"
     if not (report["ranks"] or report["unread"] or options.json or options.watch):

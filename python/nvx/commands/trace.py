@@ -4,6 +4,7 @@ With NVX_TRACE each rank keeps its page (status.py) and its last calls, messages
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ each call, and inside it a slice for each wait, with the rank that was waited fo
 
   nvx trace -o trace.json -- torchrun --nproc-per-node 8 train.py    runs the command, then writes its trace
   NVX_TRACE=folder torchrun ...; nvx trace folder                    for several hosts: a folder that they share
-  nvx trace folder --flight-recorder dumps; torchfrtrace dumps       for torch's analyzer of its flight recorder"""
+  nvx trace folder --flight-recorder dumps                           for torchfrtrace dumps --allow-incomplete-ranks"""
 CALL, WAIT, SEND, RECV, LAUNCH = range(5)
 FIELDS = "stamp began ended number count bytes collective dtype op form peer slot kind algorithm schedule"
 
@@ -138,20 +139,21 @@ def write(folder, output, dumps=None):
         why = "no rank has recorded anything in" if os.path.isdir(folder) else "there is no folder"
         print(f"nvx trace: {why} {folder}", file=sys.stderr)
         return 1
-    if dumps:
-        from . import flight_recorder
+    with contextlib.suppress(BrokenPipeError):  # a reader that has gone changes no status
+        if dumps:
+            from . import flight_recorder
 
-        return flight_recorder.write(ranks, dumps)
-    ranks.sort(key=lambda rank: (rank.rank, rank.began))
-    origin = min(rank.began for rank in ranks)
-    with open(output, "w") as file:
-        file.write(f'{{"otherData": {{"began_ns": "{origin}"}}, "displayTimeUnit": "ns", "traceEvents": [\n')
-        for pid, rank in enumerate(ranks):
-            for n, event in enumerate(rank.events(pid, origin)):
-                file.write(",\n" * (pid + n > 0) + json.dumps(event))
-        file.write("\n]}\n")
-    told = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}; open it in ui.perfetto.dev or chrome://tracing"
-    print(f"{output}: {told}", file=sys.stderr if output.startswith("/dev/") else sys.stdout)
+            return flight_recorder.write(ranks, dumps)
+        ranks.sort(key=lambda rank: (rank.rank, rank.began))
+        origin = min(rank.began for rank in ranks)
+        with open(output, "w") as file:
+            file.write(f'{{"otherData": {{"began_ns": "{origin}"}}, "displayTimeUnit": "ns", "traceEvents": [\n')
+            for pid, rank in enumerate(ranks):
+                for n, event in enumerate(rank.events(pid, origin)):
+                    file.write(",\n" * (pid + n > 0) + json.dumps(event))
+            file.write("\n]}\n")
+        told = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}; open it in ui.perfetto.dev or chrome://tracing"
+        print(f"{output}: {told}", file=sys.stderr if output.startswith("/dev/") else sys.stdout)
     return 0
 
 
