@@ -33,7 +33,7 @@ Way by_delegate(const ExplainRequest& q) {
     way.set_by = "another torch";
   } else if (never) {
     way.why = "NVX_DELEGATE cannot name it";
-    way.set_by.clear();
+    way.set_by = "nothing";
   } else if (ranks < 2) {
     way.why = "a group of one rank passes nothing to NCCL";
   } else if (const char* why_not =
@@ -124,7 +124,7 @@ const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_hos
 
 /// A proxy over several hosts: kernels or the host perform the steps inside each host.
 Way by_proxy(const ExplainRequest& q, const InterHostPlan& inter_host) {
-  Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
+  Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", "nothing"};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
     way.why = "this build has no kernels", way.set_by = "a build with NVX_CUDA=1";
@@ -135,7 +135,7 @@ Way by_proxy(const ExplainRequest& q, const InterHostPlan& inter_host) {
   } else if (!config().delegate.empty()) {
     way.why = "not together with NCCL's kernels", way.set_by = "NVX_DELEGATE";
   } else {
-    way.why = moved_by_proxy(q.collective, inter_host);
+    way.why = moved_by_proxy(q.collective, inter_host), way.set_by = "NVX_TUNE";
     way.runs = true;
   }
   if (!why_not) way.estimate = estimate_proxied(inter_host, q.collective, q.bytes, q.facts, q.medium, q.link);
@@ -145,7 +145,7 @@ Way by_proxy(const ExplainRequest& q, const InterHostPlan& inter_host) {
 Way by_all_hosts(const ExplainRequest& q, const InterHostPlan& inter_host) {
   const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.medium);
   Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
-          std::string("if no way above is possible: ") + inter_host.why, "", true};
+          std::string("if no way above is possible: ") + inter_host.why, "NVX_TUNE", true};
   if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))
     way.why += "; kernels copy each rank's data to host memory and back, so the caller does not wait";
   if (q.collective != Collective::kBarrier)
@@ -157,12 +157,14 @@ Way by_all_hosts(const ExplainRequest& q, const InterHostPlan& inter_host) {
 Way by_host(const ExplainRequest& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
-  const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
+  const size_t bytes = in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes;
+  const Choice choice = plan(q.collective, bytes, q.facts);
   std::string why = std::string("if no way above is possible: ") + choice.why;
   if (in_chunks) why += "; in chunks of " + std::to_string(kChunk >> 20) + " MiB";
   const Estimate there = estimate_inside(choice.algorithm, q.collective, q.bytes, q.facts);
+  const std::string set_by = ways_of(q.collective, bytes, q.facts, q.medium).front().set_by;  // the same for all
   return {"host memory", kernel::name(choice.algorithm),
-          why,           "NVX_ALGO, NVX_TUNE",
+          why,           set_by,
           true,          estimate_through_host(there, q.collective, q.bytes, q.facts.ranks)};
 }
 

@@ -465,8 +465,10 @@ def test_explain_shows_the_route_of_cuda_tensors_and_the_alternatives(monkeypatc
     headings = [line for line in lines if line.startswith("all_reduce of ")]
     assert len(headings) == len(running) == 2
     assert "4096 bytes a rank, 8 ranks on one host, CUDA tensors" in headings[0]
-    for way in ("NCCL", "kernels", "host memory", "NVX_DELEGATE", "NVX_ALGO"):
+    for way in ("NCCL", "kernels", "host memory", "NVX_DELEGATE"):
         assert sum(way in line for line in lines) >= 2, way
+    by_host = [line for line in lines if "if no way above is possible" in line]
+    assert [line.split()[-1] for line in by_host] == ["NVX_TUNE", "nothing"], "1 MiB is more than a slot holds"
     assert sum("not measured on a device" in line for line in lines) >= 2
     (taken,) = {line for line in lines if line.startswith("  kernels take ")}
     assert "take 24 SMs while they run: a block of 512 threads on each, with up to 128 registers" in taken

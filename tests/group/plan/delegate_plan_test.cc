@@ -96,6 +96,8 @@ TEST(DeviceExplain, OneWayRunsAndAllAreThere) {
     EXPECT_NE(way.why, "") << way.by;
     EXPECT_NE(way.set_by, "") << way.by;
   }
+  EXPECT_EQ(ways(32 << 10, true).back().set_by, "NVX_ALGO, NVX_TUNE");
+  EXPECT_EQ(ways(1 * M, true).back().set_by, "nothing") << "as for CPU tensors: a slot is too small";
 }
 
 /// Bytes are the input of each rank, as in explain(): a scattered piece is shorter.
@@ -150,7 +152,10 @@ TEST(DeviceExplain, OverSeveralHostsKernelsHelpOrHostMemoryDoesAll) {
   EXPECT_EQ(runs(ways(Collective::kAllGather, 64 * M, true)), "kernels and host memory between hosts direct;");
   EXPECT_EQ(runs(ways(Collective::kAllGather, 1 * M, true)), "kernels and host memory between hosts direct;");
   EXPECT_EQ(runs(ways(Collective::kBroadcast, 64 * M, true)), "host memory between hosts chain;");
-  for (const Way& way : ways(Collective::kAllReduce, 1 * M, true)) EXPECT_NE(way.why, "") << way.by;
+  for (const Way& way : ways(Collective::kAllReduce, 1 * M, true)) {
+    EXPECT_NE(way.why, "") << way.by;
+    EXPECT_NE(way.set_by, "") << way.by;
+  }
 }
 
 }  // namespace
