@@ -29,7 +29,7 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
     EXPECT_CONTAINS(status, "collective mismatch in group mismatch");
     if (status.code() == Code::kMismatch) {
-      EXPECT_CONTAINS(status, "with the same shapes, types and operators");
+      EXPECT_CONTAINS(status, "with the same shapes, types, operators and roots");
     }
     EXPECT_CONTAINS(status, "rank 1 (pid");
     EXPECT_CONTAINS(status, "all_reduce(sum, i32");

@@ -15,7 +15,7 @@ struct Members;
 
 /// Advice for collectives that differ between ranks.
 inline constexpr const char* kCallAlike =
-    "make all ranks call the same collectives in the same order, with the same shapes, types and operators";
+    "make all ranks call the same collectives in the same order, with the same shapes, types, operators and roots";
 inline constexpr const char* kCompareSizes = "compare the sizes of the tensors, or the split sizes, of the two ranks";
 
 /// The ranks for which a wait waits. `names`: their names, and their progress if known.
