@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -144,10 +145,17 @@ def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
     program = "import sys; sys.argv[2] = '0'; import torch.distributed as dist, nvx\n" + (
         "dist.init_process_group('nvx', store=dist.HashStore(), rank=0, world_size=1); dist.barrier(); sys.exit(5)"
     )
-    assert trace.main(["-o", str(output), "--", sys.executable, "-c", program, "", ""]) == 5
+    arguments = ["-o", str(output), "--", sys.executable, "-c", program, "", ""]
+    assert trace.main(arguments) == 5
     (events,) = events_of(output)
     assert [e["name"] for e in events if e["ph"] == "X"] == ["barrier"]
     assert "1 rank; open it in ui.perfetto.dev" in capsys.readouterr().out
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "nvx.cli", "trace", *arguments]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (5, ""), "the reader of its output has gone"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
@@ -188,7 +196,16 @@ def test_a_folder_that_cannot_be_written_costs_the_trace_only(tmp_path):
     program = "import torch.distributed as dist, nvx\n" + (
         "dist.init_process_group('nvx', store=dist.HashStore(), rank=0, world_size=1); dist.barrier(); print('done')"
     )
-    environment = {**os.environ, "NVX_TRACE": str(tmp_path / "file")}
-    ended = warm.run(["-c", program], capture_output=True, text=True, env=environment)
-    assert ended.stdout == "done\n"
-    assert "/file: this process is not traced: Not a directory" in ended.stderr
+
+    def told(folder):
+        environment = {**os.environ, "NVX_TRACE": str(folder)}
+        ended = warm.run(["-c", program], capture_output=True, text=True, env=environment)
+        assert ended.stdout == "done\n"
+        return ended.stderr
+
+    assert "/file: this process is not traced: Not a directory" in told(tmp_path / "file")
+    refused = told("/sys/nvx")
+    assert "/nvx: this process is not traced: " in refused and "No such file" not in refused, "why it cannot be made"
+    assert told(tmp_path / "made" / "for" / "it") == ""
+    made = tmp_path / "made" / "for" / "it"
+    assert stat.filemode(made.stat().st_mode) == "drwx------" and len(list(made.iterdir())) == 1
