@@ -10,6 +10,8 @@ import pytest
 import reliability
 from reliability import ROOT, ROWS, Row, missed
 
+from tests.torch import kills
+
 DOCUMENT = json.loads(reliability.FILE.read_text())
 
 
@@ -50,17 +52,23 @@ def test_tests_named_in_commands_exist(row):
                 assert any(re.search(part, name) for name in cpp_tests()), f"{command}: no test is named {part}"
 
 
+def kills_report(*worlds):
+    """What kills.py prints of worlds with these seconds, `named` and `joined`."""
+    plan = kills.Plan(1)
+    return kills.report([kills.Outcome(plan, 0, 0, seconds, named, joined, []) for seconds, named, joined in worlds])
+
+
 FIGURES = {
     "passed": (reliability.of_junit, '<r><testcase/><testcase><skipped/></testcase><testcase><failure/><properties>'
                '<property name="max_s" value="2"/></properties></testcase></r>',
                {"passed": 1, "failed": 1, "skipped": 1, "max_s": 2}),
-    "kills": (reliability.of_kills, "ended later: 10 worlds: p50 0.035 s, p99 0.040 s, max 0.041 s; "
-              "the rank is named in 9",
-              {"worlds": 10, "p50_s": 0.035, "p99_s": 0.04, "max_s": 0.041, "unnamed": 1}),
-    "kills, unseen": (reliability.of_kills, "ended before it came: 3 worlds: p50 2.0 s, p99 2.1 s, max 2.1 s; the rank "
-                      "is named in 1\nended later: 9 worlds: p50 0.1 s, p99 0.2 s, max 0.2 s; the rank is named in 9",
-                      {"worlds": 9, "p50_s": 0.1, "p99_s": 0.2, "max_s": 0.2, "unnamed": 2, "unseen": 3,
+    "kills": (reliability.of_kills, kills_report(*[(0.1, True, True)] * 9, (0.2, False, True)),
+              {"worlds": 10, "p50_s": 0.1, "p99_s": 0.2, "max_s": 0.2, "unnamed": 1, "unseen": 0, "max_unseen_s": 0}),
+    "kills, unseen": (reliability.of_kills, kills_report(*[(2.0, False, False)] * 2, (2.1, True, False),
+                      *[(0.1, True, True)] * 9),
+                      {"worlds": 9, "p50_s": 0.1, "p99_s": 0.1, "max_s": 0.1, "unnamed": 2, "unseen": 3,
                        "max_unseen_s": 2.1}),
+    "kills, nothing": (reliability.of_kills, "", dict.fromkeys(("worlds", "p50_s", "p99_s", "max_s", "unnamed"), 0)),
     "nemesis": (reliability.of_nemesis, "5 worlds from seed 1 on 1 host(s) in 1.8 s: 0 failed\n"
                 "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
     "ctest": (reliability.of_junit, '<r><testcase><properties><property name="cmake_labels" value="group"/>'
@@ -89,6 +97,11 @@ def test_the_figures_of_a_drill():
 
 
 def test_aims_are_judged():
-    row = Row("R", "", ("a <= 1", "b = c", "d >= 2"))
-    assert missed(row, {"a": 1, "b": 3, "c": 3}) == []
-    assert missed(row, {"a": 1.5, "b": 3, "c": 4, "d": 1}) == ["a <= 1", "b = c", "d >= 2"]
+    row = Row("R", "", ("a <= 1", "b = c", "d >= 2"), ("one", "two"))
+    good = {"a": 1, "b": 3, "c": 3}
+    assert missed(row, good, {}) == []
+    assert missed(row, {"a": 1.5, "b": 3, "c": 4, "d": 1}, {}) == ["a <= 1", "b = c", "d >= 2"]
+    entries = {("R", one): {"figures": figures} for one, figures in (("one", good), ("two", {"d": 2}))}
+    assert missed(row, good, entries) == []
+    entries["R", "two"] = {"figures": {}}
+    assert missed(row, good, entries) == ["d >= 2 (no figure)"]

@@ -29,6 +29,7 @@ import torch.distributed as dist
 ENDS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGTERM": signal.SIGTERM, "exit": None, "exec": None}
 PHASES = ["init", "again", "new_group", "steady"]
 GROUPS = 1000  # far more than a rank makes before its end
+UNSEEN, SEEN = "ended before it joined", "ended later"  # bench/reliability.py reads these lines
 
 
 @dataclass
@@ -222,13 +223,18 @@ def run_worlds(plans):
 
 
 def summary(outcomes):
-    seconds = sorted(o.seconds for o in outcomes)
+    seconds = sorted(o.seconds for o in outcomes) or [0.0]
     at = lambda part: seconds[min(len(seconds) - 1, int(part * len(seconds)))]  # noqa: E731
     named = sum(o.named for o in outcomes)
     return (
         f"{len(outcomes)} worlds: p50 {statistics.median(seconds):.3f} s, p99 {at(0.99):.3f} s, "
         f"max {seconds[-1]:.3f} s; the rank is named in {named}"
     )
+
+
+def report(outcomes):
+    parts = {name: [o for o in outcomes if o.joined == joined] for name, joined in ((UNSEEN, False), (SEEN, True))}
+    return "\n".join(f"{name}: {summary(some)}" for name, some in parts.items())
 
 
 def main():
@@ -243,19 +249,17 @@ def main():
         parser.add_argument(f"--{name}", type=type(default), default=default, choices=choices)
     given = vars(parser.parse_args())
     worlds, limit, seed, load = (given.pop(name) for name in ("worlds", "limit", "seed", "load"))
-    seen, unseen, failed = [], [], 0
+    outcomes, failed = [], 0
     with busy(load):
         for outcome in run_worlds([Plan(seed=seed + i, **given) for i in range(worlds)]):
-            (seen if outcome.joined else unseen).append(outcome)
+            outcomes.append(outcome)
             if outcome.named and (outcome.seconds <= limit or not outcome.joined):
                 continue
             failed += 1
             others = [t for t in outcome.texts if not names(t, outcome.victim)]
             where = f"rank {outcome.victim} after {outcome.moment:.4f} s"
             print(f"{outcome.plan.seed}: {where}: {outcome.seconds:.2f} s: {(others or outcome.texts)[0]}")
-    for name, some in (("ended before it joined:", unseen), ("ended later:", seen)):
-        if some:
-            print(name, summary(some))
+    print(report(outcomes))
     sys.exit(failed > 0)
 
 
