@@ -15,11 +15,12 @@ skipped() {
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
-# of a process that crashed, nor one of strangers, who need only one chance. The first failure is printed all the same.
+# of a process that crashed, one with a wrong result, nor one of strangers, who need only one chance. The first failure is
+# printed all the same.
 second_try=${SECOND_TRY:-}
 
-# How tests say that a process of theirs crashed; tests/gates/builds.py has the same words.
-crashed='(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b'
+# How tests say that a process of theirs crashed or a result was wrong; tests/gates/builds.py has the same words.
+final='(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b|wrong, first at [0-9]|wrong result of [^{]|wrong output|wrote outside (its|the) |changed its input|has another byte at'
 
 # Half of what they do is to wait, so two more than there are cores run at once. Arguments are ctest's.
 run_ctest() {
@@ -29,8 +30,8 @@ run_ctest() {
       /^ *Start +[0-9]+: / { next }
       / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
       { print; fflush() }' || return
-  if grep -aE "[*]{3}Exception|$crashed" "$logs/ctest.log"; then
-    note "a test crashed, and may have passed the second time"
+  if grep -aE "[*]{3}Exception|$final" "$logs/ctest.log"; then
+    note "a test crashed or got a wrong result, and may have passed the second time"
     return 1
   fi
 }
@@ -45,7 +46,7 @@ run_pytest() {
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
   # Names of tests have such words, too. Without -q, so that sed can write all of it.
   sed 's/ name="[^"]*"//g' "$results/$name.xml" |
-    grep -E "$crashed|worker .gw[0-9]+. crashed|test_strangers\"[^>]*><failure" >/dev/null && return $failed
+    grep -E "$final|worker .gw[0-9]+. crashed|test_strangers\"[^>]*><failure" >/dev/null && return $failed
   say "Once more, one after another: the tests that failed"
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none
 }

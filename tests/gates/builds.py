@@ -33,8 +33,11 @@ GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 # Of a sanitizer. A test that fails without one may have been too slow.
 REPORT = re.compile(r"(ERROR|WARNING|SUMMARY|FATAL): \w+Sanitizer|runtime error:")
 
-# Of a process of a test that crashed; scripts/test.sh has the same words.
-CRASHED = re.compile(r"(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b")
+# Of a process of a test that crashed, or of a wrong result; scripts/test.sh has the same words.
+FINAL = re.compile(
+    r"(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b"
+    r"|wrong, first at [0-9]|wrong result of [^{]|wrong output|wrote outside (its|the) |changed its input|has another byte at"
+)
 
 # LeakSanitizer could not stop the threads at the program's exit, so it has not looked for leaks.
 NOT_SEARCHED = "LeakSanitizer has encountered a fatal error"
@@ -104,7 +107,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=()):
             printed = (late.stdout or b"").decode(errors="replace")
             raise Failed(f"{program.name} took more than {minutes} minutes", printed[-4000:]) from None
         if done.returncode != 0:
-            reported = REPORT.search(done.stdout) or CRASHED.search(done.stdout)
+            reported = REPORT.search(done.stdout) or FINAL.search(done.stdout)
             once_more = NOT_SEARCHED in done.stdout or (done.returncode == 1 and os.environ.get("SECOND_TRY"))
             if once_more and not reported and part not in again:
                 again.append(part)
@@ -278,7 +281,7 @@ def simulated(context):
         printed = context.run(command, "testing", env=surroundings)
     except Failed as failed:
         tests_failed = os.environ.get("SECOND_TRY") and "(exit code 1)" in failed.summary
-        if not tests_failed or CRASHED.search(report.read_text()):
+        if not tests_failed or FINAL.search(report.read_text()):
             raise
         print(failed.details, flush=True)
         again = "; others passed before, these only the second time"

@@ -1,5 +1,6 @@
 """A contributor's tools: the tests that `make test T=...` selects, the hook for subjects, and the timing of CI."""
 
+import importlib
 import os
 import re
 import runpy
@@ -185,22 +186,32 @@ def test_a_gate_without_its_tool_fails_where_nothing_may_be_skipped(root, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "crash"),
+    ("text", "final"),
     [
         ("died, exit code -11", True),
         ("rank 1 ended with -6", True),
         ("assert -11 == 0", True),
         ("rank 0: exit code 0, signal 11", True),
+        ("all_reduce: 1 of 100 wrong, first at 17: 3.0, want 4.0", True),
+        ("wrong result of 7 all_reduce: 3.0 at 17, not 4.0", True),
+        ("rank 1: wrong output", True),
+        ("rank 1: wrote outside its tensors", True),
+        ("all_reduce: wrote outside the tensor", True),
+        ("rank 1: changed its input", True),
+        ("rank 1 has another byte at 17", True),
+        ('f"{what}: {int(differs.sum())} of {got.numel()} wrong, first at {at}"', False),
+        ("it took 61 s, and the limit is 60 s", False),
         ("died, exit code -9", False),
         ("assert 8 == 6", False),
         ("rank 0: exit code 1, signal 0", False),
     ],
 )
-def test_a_crash_gets_no_second_try(root, text, crash):
-    words = re.search(r'^CRASHED = re.compile\(r"(.*)"\)$', (root / "tests/gates/builds.py").read_text(), re.MULTILINE)
-    assert f"\ncrashed='{words[1]}'\n" in (root / "scripts/test.sh").read_text()
-    found = subprocess.run(["grep", "-qE", words[1]], input=text, text=True, check=False)
-    assert (found.returncode == 0) == bool(re.search(words[1], text)) == crash
+def test_a_crash_and_a_wrong_result_get_no_second_try(root, text, final, monkeypatch):
+    words = re.search(r"^final='(.*)'$", (root / "scripts/test.sh").read_text(), re.MULTILINE)[1]
+    monkeypatch.syspath_prepend(root / "tests" / "gates")
+    assert words == importlib.import_module("builds").FINAL.pattern
+    found = subprocess.run(["grep", "-qE", words], input=text, text=True, check=False)
+    assert (found.returncode == 0) == bool(re.search(words, text)) == final
 
 
 @pytest.mark.parametrize(("case", "again"), [('name="ended with -6"', True), ('message="ended with -6"', False)])
