@@ -530,15 +530,6 @@ def test_plot_chooses_the_lines(tmp_path):
     }
 
 
-def test_plot_writes_both_files(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "results.json"
-    write_results(path)
-    assert plot.main(["plot", str(path)]) == 0
-    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "results.svg").read_text()
-
-
 def test_plot_keeps_a_dot_in_a_name(tmp_path, monkeypatch, capsys):
     path = tmp_path / "results.json"
     write_results(path)

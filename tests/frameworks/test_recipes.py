@@ -7,10 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from importlib import metadata, util
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -152,3 +155,15 @@ def over_nvx_by_name(name, folder):
 def test_the_other_stages_of_zero(stage):
     skip_without("deepspeed_zero")
     assert "weights equal" in run(EXAMPLES / "deepspeed_zero.py", str(stage))
+
+
+def test_torchft_makes_its_groups_over_nvx():
+    pytest.importorskip("torchft")
+    from nvx.torchft import ProcessGroupNVX
+
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = ProcessGroupNVX(timeout=timedelta(seconds=10))
+    made = group._create_pg(dist.PrefixStore("ft", server), 0, 1)
+    assert made._get_backend(torch.device("cpu")).name() == "nvx"
+    assert group.getBackendName() == "torchft-nvx"
+    made.abort()

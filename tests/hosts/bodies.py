@@ -3,6 +3,7 @@ JSON. HOST is the network namespace that it enters."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -104,8 +105,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
     except dist.DistBackendError as error:
         report = {"error": str(error), "when": time.time()}
     if again:
-        abort = getattr(dist.distributed_c10d, "_abort_process_group", lambda: None)
-        abort()
+        dist.distributed_c10d._abort_process_group()
         if dist.is_initialized():
             dist.destroy_process_group()
         os.environ["WORLD_SIZE"] = str(again)
@@ -362,11 +362,11 @@ def many_groups(count):
 
 
 def training(kind):
-    """A few steps of a small model. The sum of the weights must be the same on all ranks and equal that of one
-    process."""
+    """A few steps of a small model. Returns the weights' sums on this rank, and in one process with all batches."""
     rank, world = begin()
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    alone = copy.deepcopy(model)
     if kind == "ddp":
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
     else:
@@ -374,21 +374,20 @@ def training(kind):
         from torch.distributed.fsdp import fully_shard
 
         wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    for step in range(5):
-        torch.manual_seed(step)
-        batch, target = torch.randn(8 * world, 64), torch.randn(8 * world, 8)
-        mine = slice(8 * rank, 8 * rank + 8)
-        loss = torch.nn.functional.mse_loss(wrapped(batch[mine]), target[mine])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    total = 0.0
-    for parameter in model.parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        total += whole.detach().double().abs().sum().item()
+    totals = []
+    for trained, mine in ((wrapped, slice(8 * rank, 8 * rank + 8)), (alone, slice(None))):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        for step in range(5):
+            torch.manual_seed(step)
+            batch, target = torch.randn(8 * world, 64), torch.randn(8 * world, 8)
+            loss = torch.nn.functional.mse_loss(trained(batch[mine]), target[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in trained.parameters()]
+        totals.append([p.detach().double().abs().sum().item() for p in whole])
     dist.destroy_process_group()
-    return round(total, 4)
+    return totals
 
 
 def make_own_group(victim):

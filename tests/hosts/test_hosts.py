@@ -54,7 +54,10 @@ def test_an_interface_that_leads_nowhere_is_not_used(tmp_path, name):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_training_over_two_hosts_of_two(cluster, kind):
-    assert len(set(cluster.start("training", 4, kind=kind).results())) == 1
+    results = cluster.start("training", 4, kind=kind).results()
+    assert all(result == results[0] for result in results)
+    together, alone = results[0]
+    assert together == pytest.approx(alone, rel=1e-6)
 
 
 def test_torchs_distributed_test_with_ranks_on_both_hosts(hosts, tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Pages with generated tables, and pages that will be replaced.
+# Pages with generated tables, and generated pages.
 OTHERS = {"gpu-evidence.md", "environment.md"}
 MOST_LINES = {"README.md": 100, "architecture.md": 200}
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, TORCH, on_ranks, on_threads, only_nvx
+from ranks import OVER_NVX, on_ranks, on_threads, only_nvx
 from reference import DTYPES, assert_guards, assert_same, placed, wild_bits
 
 COUNTS = [0, 1, 7, 1000, 70_001, 2_000_003] if OVER_NVX else [1, 7, 1000, 70_001, 2_000_003]
@@ -327,7 +327,6 @@ def test_a_window_of_mixed_operations(pg, rank, world):
     assert shared.tolist() == [0.0] * 3
 
 
-@pytest.mark.skipif(TORCH < (2, 11), reason="group_dst in object lists")
 @on_ranks(2)
 def test_object_lists(rank, world):
     objects = [{"rank": 0}, [1, 2, 3], "x" * 10_000]

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
+from nvx.commands import drill
 from ranks import BACKEND, on_ranks, only_nvx, sync
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -460,8 +461,8 @@ def test_nothing_of_a_group_is_touched_in_a_child(rank, world):
 
 
 def belongings():
-    """Resources that a process may leak: descriptors, threads, mappings, resident KiB, its names in /dev/shm.
-    Freed memory that malloc keeps is no leak."""
+    """Resources that a process may leak: descriptors, threads, mappings, resident KiB, names in /dev/shm: those of
+    other processes come and go. Freed memory that malloc keeps is no leak."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as statm:
@@ -473,7 +474,7 @@ def belongings():
         "threads": len(os.listdir("/proc/self/task")),
         "mappings": mapped,
         "resident KiB": resident,
-        "shared names": sum(name.startswith(f"nvx-{os.getpid()}-") for name in os.listdir("/dev/shm")),
+        "shared names": len(drill.shared_names()),
     }
 
 

@@ -107,16 +107,3 @@ def test_every_public_function_is_documented_and_typed():
             assert value.__doc__ and value.__doc__.strip().endswith("."), name
             parameters = inspect.signature(value).parameters.values()
             assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters), name
-
-
-@pytest.mark.parametrize("world", [1])
-def test_torchft_makes_its_groups_over_nvx(world):
-    pytest.importorskip("torchft")
-    from nvx.torchft import ProcessGroupNVX
-
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    group = ProcessGroupNVX(timeout=datetime.timedelta(seconds=10))
-    made = group._create_pg(dist.PrefixStore("ft", server), 0, world)
-    assert made._get_backend(torch.device("cpu")).name() == "nvx"
-    assert group.getBackendName() == "torchft-nvx"
-    made.abort()

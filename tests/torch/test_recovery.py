@@ -2,6 +2,7 @@
 
 `NVX_TEST_TURNS=100 pytest tests/torch/test_recovery.py` is the long run: 100 recoveries, 1000 lives, 200 kills."""
 
+import contextlib
 import os
 import random
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
+from nvx.commands import drill
 from ranks import BACKEND, SEVERAL_HOSTS, eventually, on_ranks, only_nvx
 from test_process import assert_nothing_leaked, belongings, finish, start_program
 
@@ -143,12 +145,13 @@ for life in itertools.count():
 """
 
 
-def left_by(pids):
-    """Unix sockets and names in /dev/shm that begin with nvx and one of the pids, and the pids' child processes."""
-    with open("/proc/net/unix") as table:
-        names = [line.split()[-1].lstrip("@") for line in table] + os.listdir("/dev/shm")
-    left = [name for name in names if name.startswith(tuple(f"nvx-{pid}-" for pid in pids))]
-    return left + [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+def present():
+    """The names in /dev/shm and this process's children: warm.py makes it the parent of what its children leave."""
+    names = drill.shared_names()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
+            names.update(children.read().split())
+    return names
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="its processes are not those of the pool")
@@ -156,12 +159,13 @@ def test_killed_jobs_leave_nothing(tmp_path, record_property):
     """Jobs are killed as they start, and jobs that work."""
     record_property("killed jobs", 2 * TURNS)
     dice = random.Random(7)
+    warm.run(["-c", ""])  # the process that the others are forked from stays
+    before = present()
     for number in range(2 * TURNS):
         folder = tmp_path / str(number)
         folder.mkdir()
         with open(folder / "log", "w") as log:
             job = [warm.Popen(["-c", FOR_EVER, folder, rank], stdout=log, stderr=log) for rank in range(3)]
-        pids = [process.pid for process in job]
         try:
             if number % 2:
                 eventually((folder / "log").read_text, 30)  # the first life is over
@@ -171,7 +175,7 @@ def test_killed_jobs_leave_nothing(tmp_path, record_property):
                 process.kill()
             for process in job:
                 process.wait()
-        eventually(lambda pids=pids: not left_by(pids), 5)
+    eventually(lambda: not present() - before, 5)
 
 
 CANNOT_LOAD = """
