@@ -268,7 +268,7 @@ def measure(row: Row, command: str, before: dict[str, Any] | None, options: argp
 
 
 def missed(row: Row, figures: Figures, entries: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
-    """The aims that the figures do not reach, and, once all commands of the row have run, those that no figure is of."""
+    """The aims that the figures do not reach, and, once all the row's commands have run, those without a figure."""
     out = []
     ran = [entries[row.name, one]["figures"] for one in row.commands if (row.name, one) in entries]
     all_ran = len(ran) == len(row.commands)

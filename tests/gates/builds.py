@@ -36,7 +36,8 @@ REPORT = re.compile(r"(ERROR|WARNING|SUMMARY|FATAL): \w+Sanitizer|runtime error:
 # Of a process of a test that crashed, or of a wrong result; scripts/test.sh has the same words.
 FINAL = re.compile(
     r"(exit code|ended with|assert) -(4|6|7|8|11)\b|signal (4|6|7|8|11)\b"
-    r"|wrong, first at [0-9]|wrong result of [^{]|wrong output|wrote outside (its|the) |changed its input|has another byte at"
+    r"|wrong, first at [0-9]|wrong result of [^{]|wrong output|wrote outside (its|the) "
+    r"|changed its input|has another byte at"
 )
 
 # LeakSanitizer could not stop the threads at the program's exit, so it has not looked for leaks.
@@ -254,21 +255,7 @@ def simulated(context):
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "simulated", *GCC, *torch, "-DNVX_SIMULATED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
-    of_kernels = (
-        "kernels",
-        "kernels_contract",
-        "kernels_device_id",
-        "kernels_domain",
-        "kernels_gpudirect",
-        "kernels_messages",
-        "kernels_proxy",
-        "kernels_streams",
-        "kernels_symmetric",
-    )
-    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "delegate_messages")
-    names += ("gpu_cases", "nvtx", "pool")
-    files = [f"test_{name}.py" for name in names]
-    tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
+    tests = [context.root / "tests" / "torch", "-m", "simulated"]
     surroundings = {**os.environ, "NVX_SIMULATED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     if (half := half_of()) is not None:
         surroundings["NVX_TEST_HALF"] = str(half)

@@ -11,9 +11,14 @@ from ranks import OVER_NVX, SEVERAL_HOSTS, Ranks
 # Pools whose hosts `NVX_TEST_HOSTS` or `NVX_TEST_NETNS` selects. A test that uses none of these pools is the same test
 # for every placement of the suite's ranks.
 SPREAD_POOLS = {"ranks", "fake_gpus", "simulated_gpus", "fake_nccl_gpus", "simulated_nccl_gpus"}
+SIMULATED_POOLS = {"simulated_gpus", "simulated_gpus_without_kernels", "proxied_gpus", "domain_gpus", "direct_gpus"}
+SIMULATED_POOLS |= {"simulated_nccl_gpus"}
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if SIMULATED_POOLS.intersection(item.fixturenames):
+            item.add_marker("simulated")
     if OVER_NVX and importlib.util.find_spec("nvx") is None:
         raise pytest.UsageError(
             "nvx is not importable: build it, or set NVX_TEST_BACKEND=gloo to try the tests themselves"

@@ -73,6 +73,7 @@ def ranges_of_ranks(folder, library):
     return [file.read_text().splitlines() if file.exists() else None for file in files]
 
 
+@pytest.mark.simulated
 def test_nvtx_ranges_of_calls(recorder, tmp_path):
     for rank, lines in enumerate(ranges_of_ranks(tmp_path, recorder)):
         pushed = [line.removeprefix("push nvx ") for line in lines if line.startswith("push nvx ")]
@@ -80,5 +81,6 @@ def test_nvtx_ranges_of_calls(recorder, tmp_path):
         assert lines.count("pop nvx") == len(pushed) == len(lines) / 2
 
 
+@pytest.mark.simulated
 def test_nvtx_ranges_without_a_tool(recorder, tmp_path):
     assert ranges_of_ranks(tmp_path, None) == [None, None]

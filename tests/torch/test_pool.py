@@ -434,6 +434,7 @@ print("alive")
 """
 
 
+@pytest.mark.simulated
 def test_the_interpreter_may_end_with_tensors_alive():
     if simulated.module() is None:
         pytest.skip("nvx was not built with NVX_SIMULATED")
