@@ -249,17 +249,20 @@ TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
   EXPECT_GE(ThreadPool::instance().threads(), size_t(1));
 }
 
-/// This test is the last, because the process has no pool after it.
+/// In a process of its own, because that has no pool afterwards.
 TEST(ThreadPoolStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
-  const auto lane = std::make_shared<Lane>();
-  const auto task = note([](Runner) {});
-  lane->submit(task);
-  ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
-  ThreadPool::instance().stop(std::chrono::seconds(10));
-  EXPECT_EQ(ThreadPool::instance().threads(), 0u);
-  const auto late = note([](Runner) {});
-  lane->submit(late);
-  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  all_end_well(1, [](int) {
+    const auto lane = std::make_shared<Lane>();
+    const auto task = note([](Runner) {});
+    lane->submit(task);
+    ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+    ThreadPool::instance().stop(std::chrono::seconds(10));
+    EXPECT_EQ(ThreadPool::instance().threads(), 0u);
+    const auto late = note([](Runner) {});
+    lane->submit(late);
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));
+  });
 }
 
 }  // namespace
