@@ -53,6 +53,11 @@ TEST(Descriptors, NoMoreThanTheProcessMayHave) {
 }
 
 TEST(Descriptors, WithoutRoomForThemNothingIsBegun) {
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+  GTEST_SKIP() << "UBSan, which clang's build has, checks objects through a pipe, for which there are no descriptors";
+#endif
+#endif
   const size_t open = open_descriptors();
   require_descriptors(8, "cannot begin");
   rlimit allowed{};

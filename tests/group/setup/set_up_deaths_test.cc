@@ -306,6 +306,7 @@ std::string log_of(Act act) {
 
 /// The ranks of its host get the reason through a descriptor, those of other hosts through the store.
 TEST(SetUp, ALeaderOfAHostWithoutDescriptorsLeavesItsNoteInTheStore) {
+  if (is_sanitized()) GTEST_SKIP() << "UBSan checks objects through a pipe, for which there are no descriptors";
   MemoryStore store;
   rlimit allowed{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &allowed), 0);
