@@ -15,8 +15,8 @@ skipped() {
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
-# of a process that crashed, one with a wrong result, nor one of strangers, who need only one chance. The first failure is
-# printed all the same.
+# of a process that crashed, one in which the tests' own helpers found a wrong result, nor one of strangers, who need only one
+# chance. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
 
 # How tests say that a process of theirs crashed or a result was wrong; tests/gates/builds.py has the same words.

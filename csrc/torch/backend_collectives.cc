@@ -29,6 +29,15 @@ struct Entry {
     return dispatch(kind, {&c, 1}, outputs, inputs, opts);
   }
 
+  /// Which operations of a coalesced call need stand-ins. Checks the tensors first, because it reads their addresses.
+  std::vector<bool> apart(const std::vector<at::TensorList>& outputs, const Tensors& inputs) const {
+    for (const at::Tensor& tensor : inputs) args.check_tensor(tensor);
+    for (const at::TensorList list : outputs) {
+      for (const at::Tensor& tensor : list) args.check_tensor(tensor);
+    }
+    return share_memory(outputs, inputs);
+  }
+
   const std::shared_ptr<Communicator> communicator;
   const Arguments args;
 };
@@ -98,7 +107,7 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
   for (size_t i = 0; i < inputs.size(); ++i) {
     for (const Tensors& list : outputs) columns[i].push_back(list[i]);
   }
-  const std::vector<bool> apart = share_memory({columns.begin(), columns.end()}, inputs);
+  const std::vector<bool> apart = call.apart({columns.begin(), columns.end()}, inputs);
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather(columns[i], inputs[i], apart[i]));
   Tensors flat = flattened(outputs);
@@ -110,7 +119,7 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
                                                                const c10d::AllgatherOptions& opts) {
   const Entry call(active(), "all_gather_into_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
-  const std::vector<bool> apart = share_memory({outputs.begin(), outputs.end()}, inputs);
+  const std::vector<bool> apart = call.apart({outputs.begin(), outputs.end()}, inputs);
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i], apart[i]));
   return call.dispatch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, all, outputs, inputs, opts);
@@ -156,7 +165,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
                                                                const c10d::ReduceScatterOptions& opts) {
   const Entry call(active(), "reduce_scatter_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
-  const std::vector<bool> apart = share_memory({outputs.begin(), outputs.end()}, inputs);
+  const std::vector<bool> apart = call.apart({outputs.begin(), outputs.end()}, inputs);
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp, apart[i]));

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/handle.h"
+#include "support/ranks.h"
 
 namespace nvx::net {
 namespace {
@@ -53,11 +54,7 @@ TEST(Descriptors, NoMoreThanTheProcessMayHave) {
 }
 
 TEST(Descriptors, WithoutRoomForThemNothingIsBegun) {
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-  GTEST_SKIP() << "UBSan, which clang's build has, checks objects through a pipe, for which there are no descriptors";
-#endif
-#endif
+  if (test::is_sanitized()) GTEST_SKIP() << "UBSan checks objects through a pipe, for which there are no descriptors";
   const size_t open = open_descriptors();
   require_descriptors(8, "cannot begin");
   rlimit allowed{};

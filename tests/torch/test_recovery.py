@@ -18,9 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
-from nvx.commands import drill
 from ranks import BACKEND, SEVERAL_HOSTS, eventually, on_ranks, only_nvx
-from test_process import assert_nothing_leaked, belongings, finish, start_program
+from test_process import assert_nothing_leaked, belongings, finish, shared_names, start_program
 
 pytestmark = only_nvx
 TURNS = int(os.environ.get("NVX_TEST_TURNS", "5"))
@@ -147,7 +146,7 @@ for life in itertools.count():
 
 def present():
     """The names in /dev/shm and this process's children: warm.py makes it the parent of what its children leave."""
-    names = drill.shared_names()
+    names = shared_names()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
             names.update(children.read().split())

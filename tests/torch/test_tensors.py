@@ -553,6 +553,9 @@ def test_tensors_of_function_transforms_are_refused(pg, rank, world):
     with pytest.raises(ValueError, match="has no storage"):
         torch.vmap(lambda t: pg.allreduce([t]) and t)(torch.ones(2, 0))
     with pytest.raises(ValueError, match="has no storage"):
+        lists = [[torch.empty(3) for _ in "12"] for _ in range(world)]
+        torch.vmap(lambda t: pg.allgather_coalesced(lists, [t, t]) and t)(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="has no storage"):
         torch.func.grad(gathered)(torch.ones(3))
     tensor = torch.ones(3)
     pg.allreduce([tensor]).wait()

@@ -308,11 +308,11 @@ StatusPage& StatusPage::instance() { return of_this_process<StatusPage>(); }
 Fd StatusPage::file(size_t* bytes) {
   if (const std::string& folder = config().trace; !folder.empty()) {
     std::string path = folder + "/" + kTraceName + ".XXXXXX";
-    std::error_code unmade;
-    if (std::filesystem::create_directories(folder, unmade)) (void)chmod(folder.c_str(), 0700);
+    std::error_code mkdir_error;
+    if (std::filesystem::create_directories(folder, mkdir_error)) (void)chmod(folder.c_str(), 0700);
     Fd fd(mkostemp(path.data(), O_CLOEXEC));
     const size_t traced = kBytes + TraceRing::kRecords * sizeof(TraceRing::Entry);
-    int error = fd ? EINTR : unmade ? unmade.value() : errno;
+    int error = fd ? EINTR : mkdir_error ? mkdir_error.value() : errno;
     while (error == EINTR) error = posix_fallocate(fd.get(), 0, off_t(traced));
     if (error == 0) {
       *bytes = traced;

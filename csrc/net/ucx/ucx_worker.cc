@@ -178,8 +178,8 @@ Error no_transport(const std::string& library) {
 }  // namespace
 
 UcxWorker::UcxWorker(const std::string& store_host) : generation_(own_generation()), ucx_(ucx_library()) {
-  constexpr size_t kDescriptors = 16;                    // a context and a worker for TCP open fewer
-  require_descriptors(kDescriptors, "cannot open UCX");  // UCX 1.22 ends the process where some can be opened
+  constexpr size_t kDescriptors = 16;  // UCX 1.22 aborts the process if it can open only 6 to 9 for TCP
+  require_descriptors(kDescriptors, "cannot open UCX");
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
