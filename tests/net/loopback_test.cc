@@ -98,7 +98,7 @@ TEST(Loopback, LatencyTakesTimeAndEndsASleep) {
     if (!pair.b.link->progress() && pair.b.link->arm()) pair.b.link->sleep(std::chrono::seconds(5));
   }
   EXPECT_GE(Clock::now() - began, milliseconds(30));
-  EXPECT_LT(Clock::now() - began, milliseconds(200));
+  EXPECT_LT(Clock::now() - began, milliseconds(3000));
 }
 
 TEST(Loopback, ASlowWayTakesManyCalls) {

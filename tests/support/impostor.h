@@ -24,7 +24,9 @@ class Impostor : public MemoryStore {
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     if (key == "nvx/1/table") {
       kernel::PadHeader& header = pad().header();
-      header.group = decode(value, 2)[0].nonce;
+      const Hello peer = decode(value, 2)[0];
+      peer_offset_ = peer.pad_offset;
+      header.group = peer.nonce;
       header.rank = 1;
       header.presence = kernel::Presence::kHere;
       signal(header.ready.flag, 1);
@@ -35,12 +37,14 @@ class Impostor : public MemoryStore {
   kernel::Pad pad() const { return {shm_->arena().at(span_.offset), 2}; }
   std::byte* bytes() const { return shm_->arena().at(span_.offset); }
   size_t size() const { return kernel::PadLayout(2).bytes(); }
-  /// Rank 0's pad is in the same arena.
+  /// Rank 0's pad, which is in the same arena.
+  kernel::Pad peer_pad() const { return {shm_->arena().at(peer_offset_), 2}; }
   void leave() { pad().header().presence = kernel::Presence::kLeft; }
 
  private:
   std::shared_ptr<ShmRegistry> shm_;
   Span span_;
+  uint64_t peer_offset_ = 0;
 };
 
 }  // namespace nvx::test

@@ -231,16 +231,18 @@ def test_a_rank_at_full_speed_is_read_without_a_tear(job):
     first = job.group(0)["issued"]
     for rank in range(2):
         sums = "dist.all_reduce(tensor); dist.all_reduce(tensor.double(), dist.ReduceOp.MAX)"
-        job.send(rank, f"for _ in range(4000): {sums}")
-    kinds = ("all_reduce(max, f64, 4 elements)", "all_reduce(sum, f32, 4 elements)")
+        job.send(rank, f"for _ in range(8000): {sums}")
+    kinds, met = ("all_reduce(max, f64, 4 elements)", "all_reduce(sum, f32, 4 elements)"), set()
     for _ in range(50):
         group = job.group(0)
         last, call = group["last_finished"], group["call"]
+        met.update([name for name in ("last_finished", "call") if (group[name] or {"number": 0})["number"] > first])
         for each in (last, call):
             if each and each["number"] > first:
                 assert each["call"] == kinds[(each["number"] - first) % 2]
         if call:
             assert call["number"] == last["number"] + 1
+    assert len(met) == 2, "no call was read in flight"
     job.done()
 
 

@@ -552,6 +552,7 @@ TEST_F(MalformedEnvelopes, MoreCarriedThanAnEnvelopeHoldsIsRefused) {
 TEST_F(MalformedEnvelopes, MoreEnvelopesThanThereAreIsRefused) {
   post(1'000'000);
   EXPECT_FALSE(receive(8).ok());
+  EXPECT_EQ(impostor_.peer_pad().inbox(1).taken.flag.value.load(), 0u) << "reads more than its peer can have written";
 }
 
 TEST_F(MalformedEnvelopes, AStreamFromOutsideItsMemoryIsRefused) {
