@@ -1,5 +1,6 @@
 #include "group/monitored_barrier.h"
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 
@@ -11,13 +12,13 @@ namespace {
 
 constexpr size_t kMostDescribed = 8;
 
-/// Barriers of this thread, of any group: a signal handler that runs in a wait may leave the group.
-thread_local int own_running = 0;
+/// The counters of this thread's barriers: a signal handler that runs in a wait may leave the group.
+thread_local std::vector<const std::atomic<int>*> own_running;
 
 class Running {
  public:
-  explicit Running(std::atomic<int>& all) : all_(all) { ++all_, ++own_running; }
-  ~Running() { --all_, --own_running; }
+  explicit Running(std::atomic<int>& all) : all_(all) { own_running.push_back(&all_), ++all_; }
+  ~Running() { --all_, own_running.pop_back(); }
   Running(const Running&) = delete;
 
  private:
@@ -42,8 +43,8 @@ Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
 
 void MonitoredBarrier::settle(std::chrono::milliseconds most) const {
   const Deadline deadline = Deadline::after(most);
-  while (running_ > own_running && !deadline.passed(Clock::now()))
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto own = std::count(own_running.begin(), own_running.end(), &running_);
+  while (running_ > own && !deadline.passed(Clock::now())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 // --- rank 0

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 
+#include "base/interrupt.h"
 #include "support/hosts.h"
 
 namespace nvx::test {
@@ -94,6 +96,35 @@ TEST_P(Monitored, ARankLeavesAfterItsBarrierHasEnded) {
     for (int s = 0; s < members.local_ranks(); ++s) EXPECT_EQ(members.pad(s).header().monitored_in.flag.sleepers, 0u);
     waiter.join();
   });
+}
+
+Group* left_by_the_handler = nullptr;
+
+/// leave() waits for the barriers of other threads also when this thread is in a barrier of another group.
+TEST(MonitoredBarrier, AHandlerInABarrierLeavesAnotherGroupAfterItsBarrier) {
+  MemoryStore store;
+  std::atomic<bool> done{false};
+  std::thread peer([&] {
+    Group one(store, options("one", 1, 2)), other(store, options("other", 1, 2));
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return done.load(); }));
+  });
+  Group one(store, options("one", 0, 2)), other(store, options("other", 0, 2));
+  std::thread waiter([&] { EXPECT_FALSE(other.monitored_barrier(milliseconds(60'000), /*name_all=*/true).ok()); });
+  std::this_thread::sleep_for(milliseconds(100));
+  left_by_the_handler = &other;
+  interrupt_check = [] {
+    if (Group* const group = std::exchange(left_by_the_handler, nullptr)) {
+      group->leave();
+      EXPECT_EQ(group->core().members.pad(1).header().monitored_in.flag.sleepers, 0u);
+    }
+    return false;
+  };
+  EXPECT_FALSE(one.monitored_barrier(milliseconds(1000), /*name_all=*/true).ok());
+  interrupt_check = nullptr;
+  EXPECT_EQ(left_by_the_handler, nullptr) << "the handler did not run";
+  done = true;
+  waiter.join();
+  peer.join();
 }
 
 }  // namespace
