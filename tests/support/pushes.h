@@ -45,7 +45,7 @@ class Batch {
     }
     jobs_.push_back(job);
   }
-  /// The piece of the last operation for a rank, and the place of its result.
+  /// The piece of the last operation for a rank, which has uneven counts, and the place of its result.
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(devices_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
   std::byte* in() { return const_cast<std::byte*>(sides_.back()->in()); }

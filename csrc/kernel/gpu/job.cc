@@ -27,6 +27,12 @@ Job job_of(DeviceAlgorithm algorithm, const CollectiveArgs& args, uint32_t rank,
   const bool is_root = job.root == int(rank);
   const uint64_t bytes = args.count * width;
   const auto listed = [&](const Piece* pieces, uint32_t at) {
+    const Pieces even{Kind::kEven, 0, pieces[0].data, pieces[0].bytes};
+    uint32_t same = 0;
+    for (; same < ranks && even.bytes != 0 && pieces[same].bytes == even.bytes; ++same) {
+      if (pieces[same].data != even.base + same * even.bytes) break;
+    }
+    if (same == ranks) return even;
     std::copy(pieces, pieces + ranks, table + at);
     return Pieces{Kind::kTable, index + at, extent_of({Kind::kTable, 0, nullptr, 0}, ranks, pieces).data, 0};
   };

@@ -154,7 +154,7 @@ TEST(HotKernel, NeedsAllPiecesOfAListAtAddressesOfTheirType) {
     for (const int odd : {0, 1, 2}) {
       SimulatedDevices devices({{3, 1, 128, 256}, 1, 0, 0});
       Batch batch(devices, 0);
-      batch.add(algorithm, {.collective = Collective::kReduceScatter, .counts = {8, 8, 8}});
+      batch.add(algorithm, {.collective = Collective::kReduceScatter, .counts = {8, 8, 12}});
       EXPECT_TRUE(batch.is_hot());
       batch.piece(odd).data += 1;
       EXPECT_FALSE(batch.is_hot()) << "piece " << odd;

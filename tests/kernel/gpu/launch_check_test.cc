@@ -160,6 +160,32 @@ TEST(LaunchCheck, AllocatesNothing) {
   EXPECT_TRUE(ok);
 }
 
+/// A launch of one operation has a small table, which the pieces of many ranks do not fit in.
+TEST(JobOf, ListsPiecesOnlyIfTheyAreUneven) {
+  constexpr uint32_t kRanks = 16;
+  std::byte memory[2 * kRanks]{};
+  std::vector<Piece> even, table(2 * kRanks);
+  for (uint32_t p = 0; p < kRanks; ++p) even.push_back({memory + 2 * p, 2});
+  const auto kind_of = [&](const std::vector<Piece>& pieces) {
+    kernel::CollectiveArgs args{};
+    args.call.fingerprint.collective = Collective::kAllGather, args.recv = pieces.data();
+    const Job job = kernel::job_of(DeviceAlgorithm::kExchangePackets, args, 3, kRanks, 1, 0, table.data());
+    for (uint32_t p = 0; p < kRanks; ++p) {
+      const Piece piece = job.recv.at(p, kRanks, table.data());
+      EXPECT_EQ(piece.data, pieces[p].data);
+      EXPECT_EQ(piece.bytes, pieces[p].bytes);
+    }
+    return job.recv.kind;
+  };
+  EXPECT_EQ(kind_of(even), Pieces::Kind::kEven);
+  std::vector<Piece> uneven = even, scattered = even;
+  uneven.back().bytes = 1;
+  std::swap(scattered[0], scattered[1]);
+  EXPECT_EQ(kind_of(uneven), Pieces::Kind::kTable);
+  EXPECT_EQ(kind_of(scattered), Pieces::Kind::kTable);
+  EXPECT_EQ(kind_of(std::vector<Piece>(kRanks, {memory, 0})), Pieces::Kind::kTable);
+}
+
 }  // namespace
 }  // namespace nvx::test
 
