@@ -112,9 +112,12 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
   const bool captured = staging.capture() != 0;
-  const auto forget = c10::make_scope_exit([&] {  // a graph keeps the call, and its tensors by itself
+  // The caller keeps the tensors for the streams, and a graph keeps its own. The last thread to drop one calls the
+  // driver, and the thread of the host's part must not: the driver may wait for a launch that waits for that part.
+  const auto forget = c10::make_scope_exit([&] {
     for (TensorOperation& c : op->collectives) {
-      if (captured) c.copies_in.clear(), c.copies_out.clear(), c.stand_ins.clear(), c.claim.reset();
+      c.copies_in.clear(), c.copies_out.clear(), c.stand_ins.clear();
+      if (captured) c.claim.reset();
     }
   });
   staging.start_clock();
