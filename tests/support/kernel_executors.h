@@ -69,11 +69,12 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status launch_on_stream(DeviceStream stream, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                           std::span<const kernel::Piece> table, const kernel::MulticastView& view) override {
     NVX_TRY(check(channel, jobs, table, view));
-    const int trial = trials++;
+    const int trial = trials.fetch_add(int(jobs.size()));
     if (trial == 0) std::this_thread::sleep_for(delay);
     const std::chrono::milliseconds pause = trial < most_slow ? slow : std::chrono::milliseconds(0);
     const bool hangs = kernel::is_multicast(jobs) && hangs_in_switch;
     if (!kernel::is_multicast(jobs)) NVX_TRY(trial_refusal);
+    if (jobs.size() > 1) NVX_TRY(refusal_of_several);
     driver_->run(driver_, stream,
                  [kernel = spec(channel, jobs, table, view), job = jobs.front(), pause, bends = bends, hangs] {
                    std::this_thread::sleep_for(pause);
@@ -97,6 +98,7 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
 
   Status refusal;                                ///< the answer to every call, if it fails
   Status trial_refusal;                          ///< the answer to trials, if it fails
+  Status refusal_of_several;                     ///< the answer to trials of several operations in a launch
   bool blocks = false;                           ///< whether launches of a trial return when their kernels have ended
   std::chrono::milliseconds delay{0};            ///< before the first kernel
   std::chrono::milliseconds slow{0};             ///< before each kernel of a trial ...

@@ -33,6 +33,7 @@ struct TrialStage {
   DeviceAlgorithm algorithm;
   DType dtype = DType::kU8;
   ReduceOp op = ReduceOp::kSum;
+  bool with_next = false;  // in the launch of the next one
 
   bool is_multicast() const { return algorithm == DeviceAlgorithm::kReduceMulticast; }
   bool reduces() const { return kernel::reduces(algorithm) || is_multicast(); }
@@ -53,6 +54,8 @@ constexpr TrialStage kStages[] = {{kExchangePackets},
                                   {kReduceChunks, DType::kF32},
                                   {kReduceChunks, DType::kBF16},
                                   {kReduceChunks, DType::kF16},
+                                  {kReducePackets, DType::kI32, ReduceOp::kSum, true},
+                                  {kExchangePackets},
                                   {kReduceMulticast, DType::kF32},
                                   {kReduceMulticast, DType::kBF16},
                                   {kReduceMulticast, DType::kF16}};
@@ -247,11 +250,14 @@ class DeviceTrial {
     } catch (const std::system_error& error) {
       throw system_error("cannot start a thread for the first exchange between GPU kernels", error.code().value());
     }
+    std::vector<kernel::Job> jobs;
     for (uint32_t stage = 0; stage < stages(); ++stage) {
-      const kernel::Job jobs[] = {job(stage)};
+      jobs.push_back(job(stage));
+      if (kStages[stage].with_next) continue;
       const Status begun =
           launcher.launch_on_stream(work_->external_stream(), trial_.channel, jobs, {}, trial_.multicast);
       if (!begun.ok()) throw Error(begun);
+      jobs.clear();
     }
     launched.set_value();
     checks.get();

@@ -10,11 +10,12 @@
 
 /// The first operations of a channel. Trial copies have shown that two devices reach each other's memory. Only kernels
 /// can show that stores of kernels arrive, and in order, and that they compute what the host computes. So before its
-/// first use, all ranks run each hot kernel once on a tiny operation, in bounded time.
+/// first use, all ranks run each hot kernel once on a tiny operation, and the general one on two, in bounded time.
 namespace nvx {
 
-/// The operations, and epochs, of a trial: one for each hot kernel; with multicast, one more for each of its types.
-constexpr uint32_t kTrialEpochs = 12, kMulticastTrialEpochs = 3;
+/// The operations, and epochs, of a trial: one for each hot kernel, and two in one launch of the general one; with
+/// multicast, one more for each of its types.
+constexpr uint32_t kTrialEpochs = 14, kMulticastTrialEpochs = 3;
 
 struct Trial {
   const ChannelOptions& options;

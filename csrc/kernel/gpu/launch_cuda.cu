@@ -124,8 +124,11 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
 }
 
 Status load_cuda(std::vector<KernelAttributes>* attributes) {
-  int device = 0, processors = 0;
+  constexpr int kLargeArguments = 12010;  // older drivers refuse a launch with more than 4 KiB of arguments
+  int device = 0, processors = 0, version = 0;
   size_t stack = 0, most = 0;
+  NVX_TRY(status_of(cudaDriverGetVersion(&version), "the driver's version"));
+  if (version < kLargeArguments) return {Code::kSystem, "nvx: the driver is older than nvx's kernels need (R530)"};
   NVX_TRY(status_of(cudaGetDevice(&device), "cudaGetDevice"));
   NVX_TRY(status_of(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device attributes"));
   for (const Row& row : kRows) {

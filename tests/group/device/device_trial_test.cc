@@ -200,6 +200,19 @@ TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {
   });
 }
 
+/// As an old driver, which takes few arguments only.
+TEST(DeviceTrial, ARefusedLaunchOfSeveralOperationsIsReportedToAll) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  world.launcher(1)->refusal_of_several = {Code::kSystem, "nvx: too many arguments"};
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 2});
+    const auto failure = failure_to_make(world, rank, bootstrap);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), "too many arguments")) << failure->what();
+  });
+}
+
 /// As with CUDA_LAUNCH_BLOCKING: rank 0's first kernel waits for rank 1, which does not come to the trial.
 TEST(DeviceTrial, PeersAreCheckedDuringALaunchThatBlocks) {
   DeviceWorld world({.ranks = 2, .processes = true});
