@@ -74,7 +74,7 @@ int fake_let_multicast(void) { return multicasts = 1; }
 /* Of the two GPUs, network cards can access the first one's virtual memory only. */
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9, kDone;
-  if (attribute == 117) return *value = device == 10 ? 3 : 2, kDone;
+  if (attribute == 118) return *value = device == 10 ? 100 : 0, kDone;
   if (attribute == 132) return *value = multicasts && device == 10, kDone;
   if (attribute == 110) return *value = device == 10, kDone;
   if (attribute == 128 && getenv("FAKE_FABRIC")) return *value = 1, kDone;
@@ -163,10 +163,6 @@ int cuIpcGetMemHandle(struct handle* handle, void* at) { return memcpy(handle, &
 int cuIpcOpenMemHandle_v2(void** at, struct handle handle, unsigned flags) {
   return memcpy(at, &handle, sizeof *at), flags == 1 ? need() : kInvalid;
 }
-/* For the test: how often writes of network cards were flushed. */
-static std::atomic<int> flushes{0};
-int fake_flushes(void) { return flushes.exchange(0); }
-int cuFlushGPUDirectRDMAWrites(int target, int scope) { return ++flushes, target == 0 && scope == 100 ? need() : kInvalid; }
 int cuIpcCloseMemHandle(void*) { return need(); }
 int cuMemHostRegister_v2(void*, size_t, unsigned flags) {
   return flags != 3 ? kInvalid : refuses("cuMemHostRegister") ? kNoMemory : need();

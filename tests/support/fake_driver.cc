@@ -252,7 +252,7 @@ DriverCode FakeDriver::describe(int device, DeviceProperties* properties) {
   properties->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) properties->can[kind] = !lacking_.count(ShareKind(kind));
   properties->exports_dma_buf = device % 2 == 0;
-  properties->flushes_rdma = !refused_.count("flush_rdma");
+  properties->orders_rdma = !refused_.count("orders_rdma");
   properties->architecture = architecture_, properties->cuda = cuda_;
   return 0;
 }
@@ -558,11 +558,6 @@ DriverCode FakeDriver::drained(int, DeviceStream stream, bool* done) {
   *done = (unblocked_ || !streams_.at(stream).hangs) && streams_.at(stream).kernels.empty();
   if (*done) streams_.at(stream).busy.clear();
   return 0;
-}
-
-DriverCode FakeDriver::flush_rdma(int) {
-  Lock lock(mutex_);
-  return enter(lock, "flush_rdma");
 }
 
 }  // namespace nvx::test

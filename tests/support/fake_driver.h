@@ -115,7 +115,6 @@ class FakeDriver : public DeviceDriver {
   DriverCode copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) override;
   DriverCode fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) override;
   DriverCode drained(int device, DeviceStream stream, bool* done) override;
-  DriverCode flush_rdma(int device) override;
 
  private:
   struct Memory {

@@ -155,20 +155,6 @@ std::shared_ptr<std::byte> DeviceCommunicator::allocate_for_rdma(size_t bytes) c
           [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
 }
 
-Status DeviceCommunicator::show_received() const {
-  DeviceRegistry& registry = DeviceRegistry::instance();
-  const std::shared_ptr<DeviceDriver> driver = registry.driver();
-  const int device = opened()->resources().options().device;
-  try {
-    const DriverCode code = call_or_throw<DriverCode>("cuFlushGPUDirectRDMAWrites", Deadline::after(registry.timeout()),
-                                                      [driver, device] { return driver->flush_rdma(device); });
-    check_driver(*driver, code, "cuFlushGPUDirectRDMAWrites", device);
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return {};
-}
-
 /// The schedules between hosts depend on the steps inside them. Throws Error, on all ranks, if a host has no kernels.
 void DeviceCommunicator::agree_on_kernels(Store& store, bool has_one) {
   const std::byte mine{has_one};

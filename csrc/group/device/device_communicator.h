@@ -72,8 +72,6 @@ class DeviceCommunicator {
   const std::string& why_no_rdma() const { return why_no_rdma_; }
   /// Allocates memory that it moves, which is freed with the last reference. Throws Error.
   std::shared_ptr<std::byte> allocate_for_rdma(size_t bytes) const;
-  /// Waits until kernels that run see all that the link has received in it.
-  Status show_received() const;
   std::optional<PoolStats> pool_stats() const;
   /// A peer's pool as this rank maps it; null for this rank, without kernels, and if it is not reachable.
   std::shared_ptr<PeerPool> peer_pool(int local_rank) const;

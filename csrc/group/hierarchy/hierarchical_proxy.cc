@@ -84,7 +84,6 @@ Status Hierarchical::run_proxy(Call& call) {
     return chunk ? perform_chunk(call, *std::move(chunk), slices->bytes()) : Status();
   };
   const auto retire = [&](size_t k) -> Status {
-    NVX_TRY(proxy.make_visible());
     proxy.signal(HostProxy::may_copy_back(k));
     return {};
   };

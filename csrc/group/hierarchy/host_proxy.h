@@ -52,9 +52,6 @@ class HostProxy {
   /// Sends the device a message that is larger than all before. Release: a kernel that sees the message also sees this
   /// thread's earlier writes to slots.
   virtual void signal(Stamp what) = 0;
-  /// Makes the data that the link has received in slots of the device visible to running kernels, before slices are
-  /// copied.
-  virtual Status make_visible() { return {}; }
   /// Waits until the device has ended a round. Calls `meanwhile()` at each poll.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
   /// At the end of the host's part: waits until the device has ended the last round, if that matters to the caller.

@@ -53,12 +53,6 @@ void StreamHostProxy::reset() {
   std::atomic_ref<Stamp>(words().device).store(0, std::memory_order_release);
 }
 
-Status StreamHostProxy::make_visible() {
-  if (!device_slots_) return {};
-  const Status visible = device_.show_received();
-  return visible.ok() ? visible : core_.failures.fail(visible.failure());
-}
-
 Status StreamHostProxy::begin_round(std::span<const Operation> steps) {
   const size_t round = begun_.load(std::memory_order_relaxed);
   round_ends_[round] = steps.empty() ? (round == 0 ? 0 : round_ends_[round - 1]) : round + 1;

@@ -42,7 +42,6 @@ class StreamHostProxy final : public HostProxy {
   const Stamp* host_counter() override { return &words().host; }
   Status begin_round(std::span<const Operation> steps) override;
   void signal(Stamp what) override { std::atomic_ref<Stamp>(words().host).store(what, std::memory_order_release); }
-  Status make_visible() override;
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override;
   Status await_all(const Deadline& deadline) override;
 

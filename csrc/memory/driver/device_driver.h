@@ -38,7 +38,7 @@ struct DeviceProperties {
   size_t bytes = 0;
   bool can[kShareKinds] = {};    ///< what the driver claims, by kind; only a trial proves it
   bool exports_dma_buf = false;  ///< its memory, so network cards could access it
-  bool flushes_rdma = false;     ///< flush_rdma() works
+  bool orders_rdma = false;      ///< kernels that run see what network cards have written, without a flush
   bool limits_kernels = false;   ///< the driver ends kernels that run for seconds, because it drives a display
   int architecture = 0;          ///< 90 for sm_90
   int cuda = 0;                  ///< the newest CUDA that the driver serves: 13000 for 13.0
@@ -105,8 +105,6 @@ class DeviceDriver {
   virtual DriverCode copy(int device, DeviceStream stream, DevicePtr to, DevicePtr from, size_t bytes) = 0;
   virtual DriverCode fill(int device, DeviceStream stream, DevicePtr to, uint8_t value, size_t bytes) = 0;
   virtual DriverCode drained(int device, DeviceStream stream, bool* done) = 0;
-  /// Waits until kernels that run see all that network cards have written to this device's memory.
-  virtual DriverCode flush_rdma(int device) = 0;
 };
 
 }  // namespace nvx

@@ -30,8 +30,8 @@ constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFd = 103;
-constexpr int kAttributeRdma = 110;       // of virtual memory
-constexpr int kAttributeRdmaFlush = 117;  // a bitmask
+constexpr int kAttributeRdma = 110;          // of virtual memory
+constexpr int kAttributeRdmaOrdering = 118;  // for whom writes need no flush
 constexpr int kAttributeDmaBuf = 124;
 constexpr int kAttributeFabric = 128;
 constexpr int kAttributeMulticast = 132;
@@ -46,9 +46,8 @@ constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kHostRegisterDeviceMap = 2;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kStreamNonBlocking = 1;
-constexpr int kRdmaFlushByHost = 1;
-constexpr int kRdmaFlushOfContext = 0, kRdmaFlushToOwner = 100;
-constexpr int kFirst = -1000;  // the driver takes the highest priority that the device has
+constexpr int kRdmaOrderedForOwner = 100;  // larger: for other devices too
+constexpr int kFirst = -1000;              // the driver takes the highest priority that the device has
 
 struct Location {
   int type;
@@ -127,7 +126,6 @@ struct Api : QueryApi {
   NVX_FUNCTION(Result, cuStreamQuery, Stream stream);
   NVX_FUNCTION(Result, cuMemcpyAsync, Pointer to, Pointer from, size_t bytes, Stream stream);
   NVX_FUNCTION(Result, cuMemsetD8Async, Pointer to, unsigned char value, size_t count, Stream stream);
-  NVX_FUNCTION(Result, cuFlushGPUDirectRDMAWrites, int target, int scope);
   NVX_FUNCTION(Result, cuThreadExchangeStreamCaptureMode, int* mode);
 };
 

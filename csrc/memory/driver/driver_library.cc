@@ -128,7 +128,7 @@ class DriverLibrary : public InContexts {
     properties->can[int(ShareKind::kPointer)] = true;
     properties->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
     properties->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
-    properties->flushes_rdma = (value(handle, cuda::kAttributeRdmaFlush) & cuda::kRdmaFlushByHost) != 0;
+    properties->orders_rdma = value(handle, cuda::kAttributeRdmaOrdering) >= cuda::kRdmaOrderedForOwner;
     properties->limits_kernels = has(handle, cuda::kAttributeKernelTimeLimit);
     properties->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
     return api_.cuDriverGetVersion(&properties->cuda);
@@ -265,10 +265,6 @@ class DriverLibrary : public InContexts {
     const DriverCode code = in(device, [&] { return api_.cuStreamQuery(native(stream)); });
     *done = code == cuda::kSuccess;
     return code == cuda::kNotReady ? cuda::kSuccess : code;
-  }
-  DriverCode flush_rdma(int device) override {
-    return in(device,
-              [&] { return api_.cuFlushGPUDirectRDMAWrites(cuda::kRdmaFlushOfContext, cuda::kRdmaFlushToOwner); });
   }
 
  private:

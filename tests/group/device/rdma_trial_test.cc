@@ -69,7 +69,6 @@ TEST(RdmaTrial, PassesWhereBytesGoFromDeviceToDevice) {
     EXPECT_EQ(counts.device_bytes, uint64_t(ranks) * 3 * (1 + 3 + 24 + 257 + 2048 + 16384 + 32 * 65536));
     EXPECT_EQ(counts.host_copies, 0u);
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_EQ(trials.driver(rank).calls_of("flush_rdma"), 3);
       EXPECT_EQ(trials.processes[size_t(rank)]->registry->pool(0).used(), 0u) << "its memory is free again";
     }
   }
@@ -87,10 +86,10 @@ TEST(RdmaTrial, DoesNotBeginIfARankHasAnObstacle) {
   EXPECT_EQ(others.links, 0);
 }
 
-TEST(RdmaTrial, DoesNotBeginWhereADriverCannotFlush) {
+TEST(RdmaTrial, DoesNotBeginWhereAGpuNeedsAFlush) {
   Trials trials(2);
-  trials.driver(1).refuse("flush_rdma", 801);
-  expect_about(trials.reason(), "rank 1", "no cuFlushGPUDirectRDMAWrites for this device");
+  trials.driver(1).refuse("orders_rdma", 801);
+  expect_about(trials.reason(), "rank 1", "this GPU needs a flush");
   EXPECT_EQ(trials.net.counts().posted, 0u);
 }
 
@@ -136,7 +135,7 @@ TEST(RdmaTrial, EndsWhereMessagesDoNotArrive) {
 /// The thread of a call that does not return keeps all that the call uses.
 TEST(RdmaTrial, EndsWhereACallHangs) {
   Trials trials(2);
-  trials.driver(1).block("flush_rdma");
+  trials.driver(1).block("copy");
   expect_about(trials.reason([](int, RdmaTrialSetting& setting) { setting.timeout = milliseconds(500); }), "rank 1",
                "a trial of GPUDirect did not return within");
   trials.driver(1).unblock();

@@ -142,18 +142,13 @@ TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
   EXPECT_EQ(query("fake_for_rdma"), before + 1);
 }
 
-/// Kernels that run see what network cards have written after a call in the device's context.
-TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
+TEST(DriverLibrary, TellsWhichGpusNeedNoFlushAfterNetworkCards) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
-  (void)query("fake_flushes");
   for (const int device : {0, 1}) {
     DeviceProperties properties;
     ASSERT_EQ(driver->describe(device, &properties), 0);
-    EXPECT_EQ(properties.flushes_rdma, device == 0) << "the bit for streams is another one";
+    EXPECT_EQ(properties.orders_rdma, device == 0);
   }
-  EXPECT_EQ(driver->flush_rdma(0), 0);
-  EXPECT_EQ(query("fake_flushes"), 1);
-  EXPECT_EQ(query("fake_depth"), 0);
 }
 
 TEST(DriverLibrary, MulticastWorksWhereTheGpuHasIt) {
@@ -248,7 +243,6 @@ EXPECT_SHAPE(cuStreamDestroy_v2, cuStreamDestroy);
 EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
-EXPECT_SHAPE(cuFlushGPUDirectRDMAWrites, cuFlushGPUDirectRDMAWrites);
 EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastGetGranularity, cuMulticastGetGranularity);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastCreate, cuMulticastCreate);
@@ -256,7 +250,7 @@ EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastAddDevice, cuMulticastAddDevice);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastBindMem, cuMulticastBindMem);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastUnbind, cuMulticastUnbind);
 static_assert(same_shape(static_cast<cuda::StreamIsCapturing*>(nullptr), decltype (&cuStreamIsCapturing)()));
-static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*), "compare a new function with cuda.h above");
+static_assert(sizeof(cuda::Api) == sizeof(Library) + 41 * sizeof(void*), "compare a new function with cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
@@ -271,10 +265,8 @@ static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMOR
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(cuda::kAttributeRdma == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
-static_assert(cuda::kAttributeRdmaFlush == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
-static_assert(cuda::kRdmaFlushByHost == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST);
-static_assert(cuda::kRdmaFlushOfContext == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX);
-static_assert(cuda::kRdmaFlushToOwner == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+static_assert(cuda::kAttributeRdmaOrdering == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+static_assert(cuda::kRdmaOrderedForOwner == CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER);
 static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
 static_assert(cuda::kAttributeMulticast == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
 static_assert(cuda::kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
