@@ -8,6 +8,7 @@ import time
 
 import nvx
 import pytest
+import torch.distributed as dist
 import warm
 from ranks import only_nvx
 
@@ -263,3 +264,29 @@ def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):
     path = os.pathsep.join([str(tmp_path / "elsewhere"), *sys.path])
     found = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, text=True)
     assert str(library) in found
+
+
+def test_closed_standard_streams_become_no_memory_of_nvx():
+    """The next files that a process opens get the numbers of closed streams, and then what the process prints."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    program = f"""
+import sys, torch, torch.distributed as dist
+store, rank = dist.TCPStore("127.0.0.1", {server.port}), int(sys.argv[1])
+dist.init_process_group("nvx", store=store, rank=rank, world_size=2)
+for _ in range(200):
+    tensor = torch.ones(4000)
+    dist.all_reduce(tensor)
+    assert tensor.eq(2).all()
+"""
+    ranks = [
+        subprocess.Popen(
+            ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program, str(rank)],
+            env={**os.environ, "NVX_DEBUG": "trace"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()

@@ -1,6 +1,8 @@
+#include <fcntl.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -404,12 +406,21 @@ void stop_everything() {
   if (net::JobKey::instance()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
 }
 
+/// Fills the numbers of a closed stdin, stdout or stderr: shared memory or a socket that got one of them would receive
+/// whatever the process prints.
+void fill_standard_descriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1) (void)open("/dev/null", O_RDWR);  // takes the lowest free number
+  }
+}
+
 }  // namespace
 }  // namespace nvx
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace nvx;
   using namespace py::literals;
+  fill_standard_descriptors();
   py::module_::import("torch._C._distributed_c10d");
   using BackendOptions = c10d::Backend::Options;
   register_errors(m);
