@@ -72,6 +72,10 @@ CELLS = {
     "little address space on one": ([OPEN, [["limit", "AS", 1 << 29]]], "Next: raise or remove .*ulimit -v"),
     "some address space": ([[["limit", "AS", 1 << 32]]] * 2, WORKS),
     "no threads": ([[["become"], ["limit", "NPROC", 1]]] * 2, WORKS),
+    "no threads between hosts": (
+        [[["become"], ["host", name], ["limit", "NPROC", 1]] for name in "ab"],
+        "cannot start a thread for the link to other hosts.*Next: raise the limit of threads",
+    ),
     "no locked memory": ([[["become"], ["limit", "MEMLOCK", 0]]] * 2, WORKS),
     "no queued signals": ([[["become"], ["limit", "SIGPENDING", 0]]] * 2, WORKS),
     "small files": ([[["limit", "FSIZE", 1 << 20]]] * 2, "Next: raise the file size limit"),

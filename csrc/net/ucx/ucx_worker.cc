@@ -6,9 +6,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <map>
 #include <span>
 #include <sstream>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/config.h"
@@ -175,11 +178,26 @@ Error no_transport(const std::string& library) {
           "unset the variables that exclude them, or name an interface that is up"};
 }
 
+/// Throws Error unless this process can have two more threads, of UCX and of the messenger: UCX aborts the process if
+/// it gets none.
+void require_threads() {
+  std::latch end(1);
+  std::vector<std::jthread> started;  // joined before `end` is destroyed
+  try {
+    for (int i = 0; i < 2; ++i) started.emplace_back([&end] { end.wait(); });
+  } catch (const std::system_error& error) {
+    end.count_down();
+    throw system_error("cannot start a thread for the link to other hosts", error.code().value());
+  }
+  end.count_down();
+}
+
 }  // namespace
 
 UcxWorker::UcxWorker(const std::string& store_host) : generation_(own_generation()), ucx_(ucx_library()) {
   constexpr size_t kDescriptors = 16;  // UCX 1.22 aborts the process if it can open only 6 to 9 for TCP
   require_descriptors(kDescriptors, "cannot open UCX");
+  require_threads();
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
