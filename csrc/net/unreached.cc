@@ -14,8 +14,9 @@ std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dr
   const std::string way = describe_route(addresses);
   if (!way.empty()) {
     why = "; nothing has ever come from it, " + way +
-          ". It admits only the addresses that hosts have published: if this host is behind address translation, set "
-          "NVX_ALLOW_FROM there to this host's translated address";
+          ": a firewall may drop packets to the ports of ranks (docs/hosts.md#ports), or, as each host admits only the "
+          "addresses that hosts have published, this host is behind address translation: then set NVX_ALLOW_FROM there "
+          "to its translated address";
   }
   if (dropped != 0) {
     why +=

@@ -273,8 +273,7 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
   peer.refused = refused;
   if (now < peer.give_up) return attempt(peer);
-  const std::string way = describe_route(peer.listeners);
-  lose(peer, "cannot be connected to (" + why + ")" + (way.empty() ? "" : ", " + way));
+  lose(peer, "cannot be connected to (" + why + ")");  // obstacle() adds the route
 }
 
 void TcpLink::lose(Peer& peer, const std::string& why) {

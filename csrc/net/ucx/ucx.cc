@@ -422,7 +422,7 @@ void UcxLink::handle(const ControlMessage& control) {
 }
 
 std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
-  const std::string way = peer.their_turn == 0 ? describe_route(peer.reached_at) : "";
+  const std::string way = peer.their_turn == 0 && peer.reached ? describe_route(peer.reached_at) : "";
   return ucx_.explain(status) + (way.empty() ? "" : ", " + way);
 }
 

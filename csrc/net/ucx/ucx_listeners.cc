@@ -39,7 +39,8 @@ using Listener = UcxListeners::Listener;
               "nvx: " + what + descriptor_limit_hint() +
                   ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
                   "write to its memory",
-              "permit it, or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
+              "set NVX_JOB_KEY, with which nvx needs no filter, or permit filters (this kernel may ask for "
+              "CAP_NET_ADMIN), or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
 }
 
 /// The address and port that a socket of TCP is bound to.
@@ -265,8 +266,9 @@ void UcxListeners::warn_once() {
   if (dropped() == 0 || std::exchange(warned_of_drops_, true)) return;
   NVX_LOG(kWarn,
           "packets to the TCP port of this process were dropped: a host whose address no rank of the job has published "
-          "tried to connect, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is "
-          "behind address translation, set NVX_ALLOW_FROM here to its translated address");
+          "tried to connect, more ranks connect at once than the kernel queues (net.core.somaxconn), or the network "
+          "lost packets of a connection. If a rank is behind address translation, set NVX_ALLOW_FROM here to its "
+          "translated address");
 }
 
 }  // namespace nvx::net
