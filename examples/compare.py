@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import torch
@@ -78,9 +79,13 @@ def run(command, served):
         env = {key: value for key, value in os.environ.items() if not key.startswith("NVX_AS")}
         env |= {RESULT: str(result), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env |= {"NVX_AS": "gloo"} if served else {}
-        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-        if ended.returncode != 0 or not result.exists():
-            raise SystemExit(f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            timer = threading.Timer(300, process.terminate)  # a killed launcher would leave its ranks running
+            timer.start()
+            output = process.communicate()[0]
+            timer.cancel()
+        if process.returncode != 0 or not result.exists():
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}\n{output}")
         return json.loads(result.read_text())
 
 

@@ -43,6 +43,7 @@ def two_agents():
         "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=example", "--local-addr=127.0.0.1",
         __file__,
     ]  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # compare.py's, at its time limit
     agents = [subprocess.Popen(agent) for _ in range(2)]
     with contextlib.ExitStack() as stack:
         for one in agents:
