@@ -1,8 +1,8 @@
 """NVX_AS and `nvx.serve_as`: groups that a program requests by another backend's name are nvx's.
 
 On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. Without a
-request it only adds a handler to torch's c10d log (RefusalHandler). Code that makes a ProcessGroupGloo itself (RPC, the
-helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
+request it only replaces the handler of torch's c10d log (RefusalHandler). Code that makes a ProcessGroupGloo itself
+(RPC, the helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 """
 
 import functools
@@ -115,9 +115,12 @@ def _set_backend_name(c10d, group, requested, actual, store):
         print(f"nvx replaces {these} in this job; get_backend() still returns that name", file=sys.stderr)
 
 
-class RefusalHandler(logging.Handler):
-    """A handler of torch's c10d log, which gets an exception of init_process_group before the program does. On a
-    rank that uses gloo itself, it prepends the cause to gloo's message."""
+class RefusalHandler(logging.NullHandler):
+    """Replaces the NullHandler of torch's c10d log, and gets an exception of init_process_group before the program
+    does. On a rank that uses gloo itself, it prepends the cause to gloo's message."""
+
+    def handle(self, record):
+        self.emit(record)
 
     def emit(self, record):
         error = sys.exc_info()[1]
@@ -135,5 +138,5 @@ def install_handler():
     """Installs RefusalHandler. Idempotent."""
     from torch.distributed import c10d_logger
 
-    if not any(isinstance(handler, RefusalHandler) for handler in c10d_logger._c10d_logger.handlers):
-        c10d_logger._c10d_logger.addHandler(RefusalHandler())
+    handlers = c10d_logger._c10d_logger.handlers
+    handlers[:] = [*(one for one in handlers if not isinstance(one, logging.NullHandler)), RefusalHandler()]

@@ -407,3 +407,9 @@ report(seconds=seconds, warnings=[str(one.message) for one in warned])
     report = launch(code, {"NVX_AS": "gloo"})[0].report
     assert report["seconds"] == 77
     assert "nvx takes nvx.Options as pg_options; _Options is ignored." in report["warnings"]
+
+
+def test_torchs_log_keeps_one_handler():
+    count = "from torch.distributed import c10d_logger as log; print(len(log._c10d_logger.handlers))"
+    done = warm.run(["-c", f"import torch, nvx; {count}"], capture_output=True, text=True)
+    assert done.stdout == "1\n", done
