@@ -268,6 +268,7 @@ def test_counts():
         "events_made": 1,
         "event_records": 1,
         "stray_calls": 0,
+        "devices_chosen": 0,
     }
     side.synchronize()
     torch.accelerator.synchronize()

@@ -1,14 +1,16 @@
 """The order of nvx's kernels on several streams, and what it costs: threads simulate them on `fake_device`."""
 
+import ctypes
 import threading
 import time
 
 import fake_nccl
 import nvx
+import simulated
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts, set_delays, slow_fill
-from ranks import on_fake_gpus, on_simulated_gpus
+from ranks import on_fake_gpus, on_proxied_gpus, on_simulated_gpus
 from test_device import GPU, assert_all, finish, on_gpu
 
 
@@ -35,6 +37,21 @@ def test_no_event_without_need(rank, world):
             call()
         seen = [counts()[what] / 5 for what in ("launches", "events_made", "event_records", "stream_waits")]
         assert seen == wanted
+
+
+@on_proxied_gpus(4)
+def test_a_host_without_kernels_costs_the_others_no_context_on_another_device(rank, world):
+    driver = ctypes.CDLL(str(simulated.BUILT / "libnvx_fake_cuda.so"))
+    driver.fake_refuse(b"cuMemcpyAsync" if rank % 2 else b"")  # the odd ranks are on one host
+    try:
+        with torch.accelerator.device_index(1):
+            reset_counts()
+            tensor = on_gpu(rank + 1)
+            dist.all_reduce(tensor, group=dist.new_group(backend=f"{GPU}:nvx"))
+            assert_all(tensor, 10)
+            assert counts()["devices_chosen"] == 1 << 1
+    finally:
+        driver.fake_refuse(b"")
 
 
 @on_simulated_gpus(2)

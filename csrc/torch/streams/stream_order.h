@@ -35,7 +35,7 @@ class TorchStreamOrder final : public StreamOrder {
   Status block(const LaunchStream& stream) REQUIRES(mutex_);
   Status record(const LaunchStream& stream) REQUIRES(mutex_);
 
-  std::atomic<c10::DeviceIndex> device_{0};  // of the launches
+  std::atomic<c10::DeviceIndex> device_{-1};  // of the launches; -1: none yet
   Mutex mutex_;
   kernel::TailEvent tail_ GUARDED_BY(mutex_);             // the last launch, if there are kernels
   PooledEvent last_ GUARDED_BY(mutex_);                   // the same if there are none: see may_have_kernels()

@@ -178,7 +178,7 @@ def counts():
     pinned_allocations, pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or
     more), capture_faults (calls that CUDA forbids during a capture), unreused_frees (blocks freed in a capture while a
     recorded stream of it uses them), launches (of kernels that other libraries simulate; a capture counts once, its
-    replays do not count), events_made, and event_records (on streams)."""
+    replays do not count), events_made, event_records (on streams), and devices_chosen (by guards, a bit each)."""
     return dict(torch.ops.fake_device.counts())
 
 

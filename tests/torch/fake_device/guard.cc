@@ -36,7 +36,10 @@ MarkPtr asked_for(void* event) {
 struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kFake; }
 
-  c10::Device exchangeDevice(c10::Device device) const override { return {kFake, exchange_device(device.index())}; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    if (device.index() >= 0) counters[kDevicesChosen] |= int64_t(1) << device.index();
+    return {kFake, exchange_device(device.index())};
+  }
   c10::Device getDevice() const override { return {kFake, current_device()}; }
   void setDevice(c10::Device device) const override { exchange_device(device.index()); }
   void uncheckedSetDevice(c10::Device device) const noexcept override {

@@ -56,9 +56,9 @@ bool all_idle() {
 
 std::array<std::atomic<int64_t>, kCounters> counters{};
 const std::array<const char*, kCounters> counter_names = {
-    "stream_syncs", "event_syncs",   "device_syncs", "device_allocations", "pinned_allocations",
-    "stream_waits", "data_recorded", "fallbacks",    "capture_faults",     "unreused_frees",
-    "pinned_bytes", "launches",      "events_made",  "event_records",      "stray_calls",
+    "stream_syncs",  "event_syncs",   "device_syncs",   "device_allocations", "pinned_allocations", "stream_waits",
+    "data_recorded", "fallbacks",     "capture_faults", "unreused_frees",     "pinned_bytes",       "launches",
+    "events_made",   "event_records", "stray_calls",    "devices_chosen",
 };
 
 c10::DeviceIndex device_count() {

@@ -50,9 +50,10 @@ enum Counter {
   kPinnedBytes,    // allocated
   kLaunches,       // of kernels that other libraries simulate
   kEventsMade,
-  kEventRecords,  // on streams
-  kStrayCalls,    // about an event, a capture or a device, on a thread whose current device is another one: CUDA would
-                  // use both devices
+  kEventRecords,   // on streams
+  kStrayCalls,     // about an event, a capture or a device, on a thread whose current device is another one: CUDA would
+                   // use both devices
+  kDevicesChosen,  // by guards, a bit each: CUDA makes a context on each of them
   kCounters,
 };
 
