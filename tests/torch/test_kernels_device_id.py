@@ -86,9 +86,10 @@ def test_the_first_operation_may_be_captured(rank, world):
         assert_all(tensor, total)
 
 
-@on_simulated_gpus(2)
+@on_simulated_gpus(2, fresh=True)
 def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
-    """As where a GPU computes confidentially: nvx's route through host memory needs no such memory."""
+    """As where a GPU computes confidentially: nvx's route through host memory needs no such memory. Processes keep what
+    they have pinned, so these are new ones."""
     driver = ctypes.CDLL(str(simulated.BUILT / "libnvx_fake_cuda.so"))
     driver.fake_refuse(b"cuMemHostRegister")
     try:

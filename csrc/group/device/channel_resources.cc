@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/round_up.h"
 #include "group/device/gpu_link.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
@@ -76,7 +75,7 @@ void warn_if_kernels_are_limited(const DeviceProperties& properties) {
 
 ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
                                    kernel::KernelLauncher& launcher)
-    : registry_(registry), options_(options), own_(options.timeout) {
+    : registry_(registry), options_(options) {
   try {
     set_up(bootstrap, launcher);
   } catch (const std::exception& error) {
@@ -283,18 +282,15 @@ BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
 }
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {
-  constexpr size_t kPage = 65536;
-  bytes = round_up(bytes, kPage);
-  const auto make = [driver = registry_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
-    return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
-  };
-  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(registry_.timeout()), make);
+  return call_or_throw<std::shared_ptr<DeviceRegion>>(
+      "pinning " + what, Deadline::after(registry_.timeout()),
+      [pinned = registry_.pinned(), device = options_.device, bytes] { return pinned->get(device, bytes); });
 }
 
 void ChannelResources::take_memory(uint32_t first_epoch) {
   span_ = mappings_->arena().allocate(pad_bytes() + DeviceState{channel_.shape}.bytes());
   writes_ = std::make_shared<StateWrites>();
-  own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
+  control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks));
   control().begun = first_epoch;
   for (uint64_t& ended : control().ended) ended = kernel::BlockEnd{first_epoch, 0}.word();
   channel_.state = pointer(state_at());

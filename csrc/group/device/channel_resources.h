@@ -90,7 +90,6 @@ class ChannelResources {
   std::unique_ptr<MulticastSpan> multicast_;
   Span span_;
   bool exported_ = false;
-  MappedRegions own_;  // `control_`; the last owner, which unpins it with a deadline
   std::shared_ptr<DeviceRegion> control_;
   /// The host's writes to the state, until its memory goes to others. One at a time: each has all views of pools, and
   /// one that read them earlier must not land later.

@@ -55,7 +55,7 @@ class RdmaTrial final : public net::Receiver {
     on_device_ = {reinterpret_cast<std::byte*>(pool.allocate((1 + kDeviceRounds) * total_)),
                   [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
     (void)link_->use_device_memory({on_device_.get(), (1 + kDeviceRounds) * total_});
-    on_host_ = DeviceRegion::pin(registry_.driver(), device_, make_host_fallback(3 * total_).get(), 3 * total_);
+    on_host_ = registry_.pinned()->get(device_, 3 * total_);
   }
 
   std::vector<std::byte> address() const { return link_->address(); }

@@ -70,7 +70,7 @@ ShareProbe DeviceRegistry::probe(int device, std::chrono::milliseconds timeout) 
     before = probes_[device];
   }
   if (before.has(ShareKind::kHost) && made(device)) return before;
-  ShareProbe now = probe_share_kinds(driver_, device, {timeout_, timeout}, before);
+  ShareProbe now = probe_share_kinds(pinned_, device, {timeout_, timeout}, before);
   MutexLock lock(mutex_);
   now.hung |= probes_[device].hung;  // found by another group meanwhile
   return probes_[device] = std::move(now);

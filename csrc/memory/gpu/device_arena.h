@@ -80,10 +80,14 @@ class DeviceRegistry {
   /// `timeout`: how long this process waits for its own devices.
   explicit DeviceRegistry(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
                           std::chrono::milliseconds timeout = DeviceArena::kTimeout)
-      : driver_(std::move(driver)), arena_bytes_(arena_bytes), timeout_(timeout) {}
+      : driver_(std::move(driver)),
+        pinned_(std::make_shared<PinnedMemory>(driver_)),
+        arena_bytes_(arena_bytes),
+        timeout_(timeout) {}
 
   const ArenaId& id() const { return id_; }
   const std::shared_ptr<DeviceDriver>& driver() const { return driver_; }
+  const std::shared_ptr<PinnedMemory>& pinned() const { return pinned_; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
 
@@ -135,6 +139,7 @@ class DeviceRegistry {
 
   const ArenaId id_ = random_arena_id();
   std::shared_ptr<DeviceDriver> driver_;
+  const std::shared_ptr<PinnedMemory> pinned_;
   const size_t arena_bytes_;
   const std::chrono::milliseconds timeout_;
   Mutex mutex_;

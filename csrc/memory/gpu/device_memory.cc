@@ -192,8 +192,9 @@ static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const
   }
 }
 
-ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times,
+ShareProbe probe_share_kinds(const std::shared_ptr<PinnedMemory>& pinned, int device, const ProbeTimes& times,
                              const ShareProbe& before) {
+  const std::shared_ptr<DeviceDriver>& driver = pinned->driver();
   ShareProbe probe;
   const auto attempt = [&](ShareKind kind, std::chrono::milliseconds span,
                            const std::function<DeviceProperties()>& how) {
@@ -228,9 +229,8 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       return properties;
     });
   }
-  attempt(ShareKind::kHost, times.kind, [driver, device, properties] {
-    const size_t bytes = 65536;
-    (void)DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
+  attempt(ShareKind::kHost, times.kind, [pinned, device, properties] {
+    (void)pinned->get(device, kCheckBytes);
     return properties;
   });
   return probe;

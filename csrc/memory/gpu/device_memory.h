@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory/driver/device_driver.h"
+#include "memory/gpu/pinned_memory.h"
 #include "memory/shm/arena.h"
 
 namespace nvx {
@@ -34,6 +35,7 @@ class Undo {
   void add(std::function<void()> step) { steps_.push_back(std::move(step)); }
   /// Runs none of the steps and keeps what they own, because a hanging device may still use it.
   void forget();
+  bool empty() const { return steps_.empty(); }
 
  private:
   void all();
@@ -76,6 +78,7 @@ class DeviceRegion {
   void allow_access(int device) const;
   /// Keeps the memory until the process ends, because a hanging device may still use it.
   void abandon() { undo_.forget(); }
+  bool abandoned() const { return undo_.empty(); }
 
  private:
   DeviceRegion(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
@@ -110,7 +113,7 @@ struct ProbeTimes {
   std::chrono::milliseconds kind{2000};      ///< for each kind
 };
 /// Returns in time even if the driver hangs. Does not try kinds again that have hung before.
-ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
+ShareProbe probe_share_kinds(const std::shared_ptr<PinnedMemory>& pinned, int device, const ProbeTimes& times = {},
                              const ShareProbe& before = ShareProbe());
 
 /// A memory for DeviceRegion::pin(). Throws Error.

@@ -99,12 +99,11 @@ size_t first_difference(const std::byte* at, uint64_t seed) {
   return kCheckBytes;
 }
 
-PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
-  const std::shared_ptr<DeviceRegion> buffer =
-      DeviceRegion::pin(driver, check.device, make_host_fallback(kCheckBytes).get(), kCheckBytes);
+PairVerdict move_data(PinnedMemory& pinned, const PairCheck& check, const Deadline& deadline) {
+  const std::shared_ptr<DeviceRegion> buffer = pinned.get(check.device, kCheckBytes);
   std::vector<std::shared_ptr<DeviceRegion>> touches = check.holds;
   touches.push_back(buffer);
-  DeviceWork work(driver, check.device, std::move(touches));
+  DeviceWork work(pinned.driver(), check.device, std::move(touches));
   const auto hung = [&](const char* what) {
     return PairVerdict{PairState::kHung, std::string(what) + " did not end within " + how_long(deadline)};
   };
@@ -128,8 +127,8 @@ PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairChe
 
 }  // namespace
 
-PairVerdict run_check(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
-  return run_work([driver, check, deadline] { return move_data(driver, check, deadline); }, deadline);
+PairVerdict run_check(const std::shared_ptr<PinnedMemory>& pinned, const PairCheck& check, const Deadline& deadline) {
+  return run_work([pinned, check, deadline] { return move_data(*pinned, check, deadline); }, deadline);
 }
 
 }  // namespace nvx

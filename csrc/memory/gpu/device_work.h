@@ -78,8 +78,9 @@ struct PairCheck {
   std::vector<std::shared_ptr<DeviceRegion>> holds = {};  ///< the regions of these addresses, kept alive by the check
 };
 
-/// Checks a pair by moving data, since the driver's report is no proof. Returns at the deadline or soon after it. A
-/// driver call that does not return keeps its own thread. Memory that an unfinished copy may still access is kept.
-PairVerdict run_check(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline);
+/// Checks a pair by moving data through pinned memory, since the driver's report is no proof. Returns at the deadline
+/// or soon after it. A driver call that does not return keeps its own thread. Memory that an unfinished copy may still
+/// access is kept.
+PairVerdict run_check(const std::shared_ptr<PinnedMemory>& pinned, const PairCheck& check, const Deadline& deadline);
 
 }  // namespace nvx

@@ -63,7 +63,7 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
   offer.check = check_.offset;
   offer.seed = random_arena_id().low;
   const PairCheck check{options_.device, 0, 0, region->base() + check_.offset, offer.seed, {region}};
-  const PairVerdict wrote = run_check(registry_.driver(), check, Deadline::after(registry_.timeout()));
+  const PairVerdict wrote = run_check(registry_.pinned(), check, Deadline::after(registry_.timeout()));
   if (!wrote.fine()) {
     hung_ = hung_ || wrote.state == PairState::kHung;
     throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
@@ -225,7 +225,7 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
     const DevicePtr part = *at + offer.check;
     const PairCheck check{options_.device,        part,    offer.seed, part + (me() + 1) * kCheckBytes,
                           mark(offers_[me()], r), {region}};
-    verdict = run_check(registry_.driver(), check, soon());
+    verdict = run_check(registry_.pinned(), check, soon());
   } catch (const Error& error) {
     verdict = {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }
@@ -237,7 +237,7 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
 /// Checks whether another rank's mark has arrived in this rank's memory.
 PairVerdict MappingSetup::check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
   const DevicePtr slot = region->base() + check_.offset + (r + 1) * kCheckBytes;
-  return run_check(registry_.driver(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
+  return run_check(registry_.pinned(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
 }
 
 std::vector<PairVerdict> MappingSetup::exchange_findings(const std::vector<PairVerdict>& mine) {

@@ -70,6 +70,7 @@ TEST(RdmaTrial, PassesWhereBytesGoFromDeviceToDevice) {
     EXPECT_EQ(counts.host_copies, 0u);
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(trials.processes[size_t(rank)]->registry->pool(0).used(), 0u) << "its memory is free again";
+      EXPECT_EQ(trials.driver(rank).calls_of("unpin"), 0);
     }
   }
 }

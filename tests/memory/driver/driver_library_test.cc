@@ -98,17 +98,18 @@ TEST(DriverLibrary, DescribesTheDriversFacts) {
 /// Every kind of memory through the driver's exported functions: created, exported, imported, written and read.
 TEST(DriverLibrary, EachKindWorks) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
+  const auto pinned = std::make_shared<PinnedMemory>(driver);
   constexpr size_t kBytes = 4 << 20;
   for (const ShareKind kind : {ShareKind::kFd, ShareKind::kIpc}) {
-    EXPECT_TRUE(probe_share_kinds(driver, 0).has(kind)) << probe_share_kinds(driver, 0).why_not[int(kind)];
+    EXPECT_TRUE(probe_share_kinds(pinned, 0).has(kind)) << probe_share_kinds(pinned, 0).why_not[int(kind)];
     const auto region = DeviceRegion::make(driver, 0, kind, kBytes);
     const auto seen = kind == ShareKind::kFd
                           ? DeviceRegion::import_fd(driver, 1, region->export_fd().get(), kBytes)
                           : DeviceRegion::import_handle(driver, 1, kind, region->export_handle(), kBytes);
     const Deadline deadline = Deadline::after(std::chrono::milliseconds(20'000));
-    EXPECT_TRUE(run_check(driver, {0, 0, 0, region->base() + kCheckBytes, 5}, deadline).fine());
-    EXPECT_TRUE(run_check(driver, {1, seen->base() + kCheckBytes, 5, 0, 0}, deadline).fine());
-    EXPECT_EQ(run_check(driver, {1, seen->base() + kCheckBytes, 6, 0, 0}, deadline).state, PairState::kCorrupt);
+    EXPECT_TRUE(run_check(pinned, {0, 0, 0, region->base() + kCheckBytes, 5}, deadline).fine());
+    EXPECT_TRUE(run_check(pinned, {1, seen->base() + kCheckBytes, 5, 0, 0}, deadline).fine());
+    EXPECT_EQ(run_check(pinned, {1, seen->base() + kCheckBytes, 6, 0, 0}, deadline).state, PairState::kCorrupt);
   }
   const auto plain = DeviceRegion::make(driver, 0, ShareKind::kIpc, kBytes);
   const auto memory = DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
@@ -127,13 +128,14 @@ TEST(DriverLibrary, EachKindWorks) {
     }
   }
   EXPECT_EQ(query("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
-  EXPECT_FALSE(probe_share_kinds(driver, 0).has(ShareKind::kFabric));
+  EXPECT_FALSE(probe_share_kinds(pinned, 0).has(ShareKind::kFabric));
   EXPECT_GT(measure_pair(driver, 0, 1, Deadline::after(std::chrono::milliseconds(60'000))).gb_s, 0);
 }
 
 /// The driver refuses to create such memory on a GPU that cannot have it.
 TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
+  const auto pinned = std::make_shared<PinnedMemory>(driver);
   constexpr size_t kBytes = 4 << 20;
   const int before = query("fake_for_rdma");
   (void)DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
