@@ -109,15 +109,18 @@ void DeviceRegistry::adopt(const Import& import, const std::shared_ptr<DeviceReg
   imports_[import] = region;
 }
 
-void DeviceRegistry::mark_unusable(const Import& import, const std::string& why) {
+void DeviceRegistry::mark_unusable(const Import& import, const std::string& why,
+                                   const std::shared_ptr<const void>& until_returned) {
   MutexLock lock(mutex_);
-  unusable_[import] = why;
+  Unusable& mark = unusable_[import];
+  if (mark.until_returned) mark = {why, until_returned != nullptr, until_returned};
 }
 
 std::string DeviceRegistry::why_unusable(const Import& import) {
   MutexLock lock(mutex_);
   const auto it = unusable_.find(import);
-  return it == unusable_.end() ? "" : it->second;
+  if (it == unusable_.end() || (it->second.until_returned && it->second.call.expired())) return "";
+  return it->second.why;
 }
 
 // --- the pools of the devices, and their socket

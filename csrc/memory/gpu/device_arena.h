@@ -121,8 +121,10 @@ class DeviceRegistry {
   /// Another rank's pool as this device sees it, mapped once for all groups, for as long as anyone holds it.
   std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
 
-  /// Marks an import that hung or corrupted data, not to be tried again. why_unusable(): the reason, or an empty text.
-  void mark_unusable(const Import& import, const std::string& why) EXCLUDES(mutex_);
+  /// Marks an import that is not to be tried again, because it hung or corrupted data. `until_returned`: only as long
+  /// as the call that maps it holds this. why_unusable(): the reason, or an empty text.
+  void mark_unusable(const Import& import, const std::string& why,
+                     const std::shared_ptr<const void>& until_returned = nullptr) EXCLUDES(mutex_);
   std::string why_unusable(const Import& import) EXCLUDES(mutex_);
 
  private:
@@ -146,7 +148,12 @@ class DeviceRegistry {
   std::map<int, CreatedOnce<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // entries are never removed
   std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);                // the last result for each device
   std::map<Import, std::weak_ptr<DeviceRegion>> imports_ GUARDED_BY(mutex_);
-  std::map<Import, std::string> unusable_ GUARDED_BY(mutex_);
+  struct Unusable {
+    std::string why;
+    bool until_returned = true;
+    std::weak_ptr<const void> call;
+  };
+  std::map<Import, Unusable> unusable_ GUARDED_BY(mutex_);
   std::map<int, Pooled> pools_ GUARDED_BY(mutex_);  // entries are never removed
   struct Seen {
     int by;

@@ -168,22 +168,22 @@ std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
 
 // --- the trial of every pair of ranks
 
-/// The deadline of the next check. If several checks hang, all of them together take little more time than two.
-Deadline MappingSetup::soon() const {
+/// The deadline of the next call or check. If several hang, they take the budget, and then each an eighth of `timeout`.
+Deadline MappingSetup::soon(const Deadline& budget, std::chrono::milliseconds timeout) {
   using std::chrono::milliseconds;
-  const auto left = std::chrono::duration_cast<milliseconds>(budget_.end - Clock::now());
-  return Deadline::after(std::clamp(left, milliseconds(1) + options_.timeout / 8, milliseconds(1) + options_.timeout));
+  const auto left = std::chrono::duration_cast<milliseconds>(budget.end - Clock::now());
+  return Deadline::after(std::clamp(left, milliseconds(1) + timeout / 8, milliseconds(1) + timeout));
 }
 
 /// The memory of a rank of this process, made accessible to this rank's device.
-std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind) {
+std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind, const std::shared_ptr<const void>& call) {
   DeviceArena* const arena = registry_.made(infos_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
             "it is not this process's arena of that GPU");
   if (kind == ShareKind::kHost) return arena->hold_fallback();
   return call_or_throw<std::shared_ptr<DeviceRegion>>(
-      "giving access to GPU " + std::to_string(options_.device), soon(),
-      [driver = registry_.driver(), device = options_.device, peer = infos_[r].device, theirs = arena->hold()] {
+      "giving access to GPU " + std::to_string(options_.device), soon_mapped(),
+      [driver = registry_.driver(), device = options_.device, peer = infos_[r].device, theirs = arena->hold(), call] {
         check_peer_access(*driver, device, peer);
         theirs->allow_access(device);
         return theirs;
@@ -191,21 +191,22 @@ std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind) {
 }
 
 /// The memory of a rank of another process, mapped for this rank's device.
-std::shared_ptr<DeviceRegion> MappingSetup::import(size_t r, ShareKind kind, Fd fd) {
+std::shared_ptr<DeviceRegion> MappingSetup::import(size_t r, ShareKind kind, Fd fd,
+                                                   const std::shared_ptr<const void>& call) {
   const Offer& offer = offers_[r];
   const DeviceRegistry::Import import{offer.arena, kind, options_.device};
   if (auto known = registry_.find(import); known && known->bytes() == offer.bytes) return known;
   const bool by_descriptor = kind == ShareKind::kFd || kind == ShareKind::kHost;
   if (by_descriptor && !fd) throw Error(Code::kSystem, "nvx: its descriptor did not arrive through the Unix socket");
   const auto map = [driver = registry_.driver(), device = options_.device, kind, bytes = offer.bytes,
-                    handle = offer.handle,
+                    handle = offer.handle, call,
                     fd = std::make_shared<Fd>(std::move(fd))]() -> std::shared_ptr<DeviceRegion> {
     if (kind == ShareKind::kFd) return DeviceRegion::import_fd(driver, device, fd->get(), bytes);
     if (kind == ShareKind::kHost) return DeviceRegion::pin(driver, device, fd->get(), bytes);
     return DeviceRegion::import_handle(driver, device, kind, handle, bytes);
   };
-  const auto region =
-      call_or_throw<std::shared_ptr<DeviceRegion>>("mapping it on GPU " + std::to_string(options_.device), soon(), map);
+  const auto region = call_or_throw<std::shared_ptr<DeviceRegion>>(
+      "mapping it on GPU " + std::to_string(options_.device), soon_mapped(), map);
   registry_.adopt(import, region);
   return region;
 }
@@ -217,27 +218,32 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
   const DeviceRegistry::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
   // Not tried again, so nothing can hang in it.
   if (const std::string why = registry_.why_unusable(import); !why.empty()) return {PairState::kRefused, why};
-  PairVerdict verdict;
+  const std::string by_earlier = " (found by an earlier group)";
+  const auto call = std::make_shared<const char>();  // shared with the call that maps
+  const auto began = Clock::now();
+  std::shared_ptr<DeviceRegion> region;
   try {
-    const auto region = same_process(r) ? open(r, kind) : this->import(r, kind, std::move(fd));
-    if (!same_process(r)) mappings_.kept_.add(region);
-    *at = region->base();
-    const DevicePtr part = *at + offer.check;
-    const PairCheck check{options_.device,        part,    offer.seed, part + (me() + 1) * kCheckBytes,
-                          mark(offers_[me()], r), {region}};
-    verdict = run_check(registry_.pinned(), check, soon());
+    region = same_process(r) ? open(r, kind, call) : this->import(r, kind, std::move(fd), call);
   } catch (const Error& error) {
-    verdict = {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
+    if (error.code() == Code::kTimeout) registry_.mark_unusable(import, error.reason() + by_earlier, call);
+    return {PairState::kRefused, error.reason()};
   }
+  budget_.end += Clock::now() - began;
+  if (!same_process(r)) mappings_.kept_.add(region);
+  *at = region->base();
+  const DevicePtr part = *at + offer.check;
+  const PairCheck check{options_.device,        part,    offer.seed, part + (me() + 1) * kCheckBytes,
+                        mark(offers_[me()], r), {region}};
+  const PairVerdict verdict = run_check(registry_.pinned(), check, soon_checked());
   if (verdict.state == PairState::kHung || verdict.state == PairState::kCorrupt)
-    registry_.mark_unusable(import, verdict.why + " (found by an earlier group)");
+    registry_.mark_unusable(import, verdict.why + by_earlier);
   return verdict;
 }
 
 /// Checks whether another rank's mark has arrived in this rank's memory.
 PairVerdict MappingSetup::check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
   const DevicePtr slot = region->base() + check_.offset + (r + 1) * kCheckBytes;
-  return run_check(registry_.pinned(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
+  return run_check(registry_.pinned(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon_checked());
 }
 
 std::vector<PairVerdict> MappingSetup::exchange_findings(const std::vector<PairVerdict>& mine) {
@@ -272,6 +278,7 @@ PairVerdict MappingSetup::pair_verdict(size_t a, size_t b, const std::vector<Pai
 std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
                                               const std::vector<bool>& with, std::vector<Fd> fds,
                                               std::vector<DevicePtr>& at) {
+  mapping_budget_ = Deadline::after(registry_.timeout() + std::chrono::milliseconds(1));
   budget_ = Deadline::after(2 * options_.timeout + std::chrono::milliseconds(1));
   std::vector<PairVerdict> mine(ranks());
   for (size_t r = 0; r < ranks(); ++r) {

@@ -96,8 +96,8 @@ class MappingSetup {
   bool exchange_offers(const Offer& mine);
   void receive_fd(const LocalSocket& client) EXCLUDES(mutex_);
   std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
-  std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
-  std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
+  std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind, const std::shared_ptr<const void>& call);
+  std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd, const std::shared_ptr<const void>& call);
   PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
   PairVerdict check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
   std::vector<PairVerdict> exchange_findings(const std::vector<PairVerdict>& mine);
@@ -112,7 +112,9 @@ class MappingSetup {
     return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device),
                                  Deadline::after(registry_.timeout()), std::move(call));
   }
-  Deadline soon() const;
+  static Deadline soon(const Deadline& budget, std::chrono::milliseconds timeout);
+  Deadline soon_mapped() const { return soon(mapping_budget_, registry_.timeout()); }
+  Deadline soon_checked() const { return soon(budget_, options_.timeout); }
   static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }
 
   PeerMappings& mappings_;
@@ -127,9 +129,9 @@ class MappingSetup {
   std::vector<Offer> offers_;
   std::vector<PairVerdict> pairs_;  // indexed by both ranks: whether each pair can use its arenas
   Span check_;
-  bool touched_ = false;  // others may be using `check_` ...
-  bool hung_ = false;     // ... and may never end
-  Deadline budget_;
+  bool touched_ = false;              // others may be using `check_` ...
+  bool hung_ = false;                 // ... and may never end
+  Deadline mapping_budget_, budget_;  // for the calls that map, and for the checks
   Mutex mutex_;
   std::condition_variable received_cv_;
   std::vector<std::pair<DescriptorInfo, Fd>> received_ GUARDED_BY(mutex_);

@@ -28,10 +28,12 @@ struct MappingOptions {
   int rank = 0;
   int ranks = 1;
   int device = 0;
-  uint64_t host = 0;                        ///< ranks with the same value can pass each other descriptors
-  std::chrono::milliseconds timeout{2000};  ///< for each kind and each pair that is tried; DeviceRegistry has its own
-  size_t multicast_bytes = 0;               ///< of each rank, behind one address; 0: none. The same on every rank
-  RankNames name = of_rank;                 ///< the name of a rank in messages
+  uint64_t host = 0;  ///< ranks with the same value can pass each other descriptors
+  /// For each kind, and each pair that is checked. Mapping a peer's memory takes as long as DeviceRegistry allows: many
+  /// processes may pin memory at once.
+  std::chrono::milliseconds timeout{2000};
+  size_t multicast_bytes = 0;  ///< of each rank, behind one address; 0: none. The same on every rank
+  RankNames name = of_rank;    ///< the name of a rank in messages
 };
 
 /// A rank's description of its device. The layout is fixed. It comes from peers.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -183,7 +184,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
 /// Two GPUs of one process, one of which cannot be made accessible to the other.
 TEST(DeviceFaults, APairOfOneProcessThatHangsFallsBack) {
   for (const char* call : {"can_reach", "enable_peer"}) {
-    Process process(2);
+    Process process(2, 4 * M, milliseconds(as_fast(400, 2500)));
     process.driver->lacks(kFabric), process.driver->lacks(kFd);
     process.driver->block(call);
     const SharedTable table(2);
@@ -199,6 +200,60 @@ TEST(DeviceFaults, APairOfOneProcessThatHangsFallsBack) {
     });
     process.driver->unblock();
   }
+}
+
+/// Rank 1's driver takes long to map rank 0's memory; `then` gets its process meanwhile, and its first mappings.
+void map_late(milliseconds timeout, const std::function<void(Process&, Bootstrap&, const PeerMappings&)>& then,
+              milliseconds blocks = milliseconds(0)) {
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    Process process(2, 4 * M, rank == 1 ? timeout : DeviceArena::kTimeout);
+    process.driver->lacks(kFabric);
+    std::thread unblocks;
+    SharedBootstrap real(table, rank);
+    FalseBootstrap bootstrap(real, [&](int round, std::vector<std::byte>&) {
+      if (rank != 1 || round != 1) return;  // all kinds have been tried
+      process.driver->block("import_fd");
+      if (blocks.count() > 0)
+        unblocks = std::thread([&] { std::this_thread::sleep_for(blocks), process.driver->unblock(); });
+    });
+    MappingOptions options = options_of(rank, 2, rank);
+    options.timeout = milliseconds(as_fast(100, 1000));
+    const PeerMappings first(*process.registry, bootstrap, options);
+    then(process, bootstrap, first);
+    if (unblocks.joinable()) unblocks.join();
+  });
+}
+
+/// Many processes may pin memory at once, so that it takes seconds.
+TEST(DeviceFaults, MappingAPeerMayTakeLongerThanACheck) {
+  const auto is_mapped = [](Process& process, Bootstrap&, const PeerMappings& first) {
+    for (int r = 0; r < 2; ++r) EXPECT_NE(first.peer(r).kind, kHost) << first.fallbacks();
+    EXPECT_GT(process.driver->calls_of("import_fd"), 0);
+  };
+  map_late(DeviceArena::kTimeout, is_mapped, milliseconds(as_fast(1000, 4000)));
+}
+
+TEST(DeviceFaults, ALateMappingIsTriedAgainOnceTheDriverHasReturned) {
+  map_late(milliseconds(as_fast(200, 1500)), [](Process& process, Bootstrap& bootstrap, const PeerMappings& first) {
+    const bool late = first.arena().region().device() == 1;
+    const int me = late ? 1 : 0;
+    EXPECT_EQ(first.peer(1 - me).kind, kHost);
+    EXPECT_NE(first.fallbacks().find("did not return within"), std::string::npos) << first.fallbacks();
+    const int calls = process.driver->calls_of("import_fd");
+    const PeerMappings second(*process.registry, bootstrap, patient(me, false));
+    EXPECT_EQ(second.peer(1 - me).kind, kHost);
+    EXPECT_NE(second.fallbacks().find("found by an earlier group"), std::string::npos) << second.fallbacks();
+    if (late) {
+      EXPECT_EQ(process.driver->calls_of("import_fd"), calls) << "not while the first call has not returned";
+      const DeviceRegistry::Import import{first.peer(0).arena, kFd, 1};
+      process.driver->unblock();
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.registry->why_unusable(import).empty(); }));
+    }
+    const PeerMappings third(*process.registry, bootstrap, patient(me, false));
+    EXPECT_EQ(third.peer(1 - me).kind, kFd) << third.fallbacks();
+    write_and_look(third, bootstrap, me, 2);
+  });
 }
 
 /// A pinning that hangs where it is the only way.
@@ -270,8 +325,9 @@ TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
         << error.what();
   }
   EXPECT_EQ(arena.used(), 2 * M);
-  const PairVerdict verdict = run_check(process.registry->pinned(), {0, arena.at(first.offset), 1, 0, 0, {arena.hold()}},
-                                        Deadline::after(milliseconds(20'000)));
+  const PairVerdict verdict =
+      run_check(process.registry->pinned(), {0, arena.at(first.offset), 1, 0, 0, {arena.hold()}},
+                Deadline::after(milliseconds(20'000)));
   EXPECT_EQ(verdict.state, PairState::kHung);
   process.driver->refuse("drained", 0);
   arena.free(first);
