@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import torch
@@ -80,10 +79,11 @@ def run(command, served):
         env |= {RESULT: str(result), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         env |= {"NVX_AS": "gloo"} if served else {}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            timer = threading.Timer(300, process.terminate)  # a killed launcher would leave its ranks running
-            timer.start()
-            output = process.communicate()[0]
-            timer.cancel()
+            try:
+                output = process.communicate(timeout=300)[0]
+            except subprocess.TimeoutExpired:
+                process.terminate()  # a killed launcher would leave its ranks running
+                output = process.communicate(timeout=60)[0] + "\nended by the limit of 300 s"
         if process.returncode != 0 or not result.exists():
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}\n{output}")
         return json.loads(result.read_text())

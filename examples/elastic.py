@@ -44,10 +44,11 @@ def two_agents():
         __file__,
     ]  # fmt: skip
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # compare.py's, at its time limit
-    agents = [subprocess.Popen(agent) for _ in range(2)]
     with contextlib.ExitStack() as stack:
-        for one in agents:
-            stack.callback(one.terminate)  # a killed agent would leave its ranks running
+        agents = []
+        for _ in range(2):
+            agents.append(subprocess.Popen(agent))
+            stack.callback(agents[-1].terminate)  # a killed agent would leave its ranks running
         return int(any([one.wait(timeout=240) for one in agents]))
 
 
