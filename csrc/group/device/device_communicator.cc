@@ -273,7 +273,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   try {
     const auto launcher = std::make_shared<kernel::KernelLauncher>();
     std::vector<kernel::KernelAttributes> attributes;
-    NVX_LOG(kInfo, "group %s: loading kernels on device %d; for a GPU that the build has none for, CUDA compiles them",
+    NVX_LOG(kInfo, "group %s: loading kernels on device %d; if the build has none for this GPU, CUDA compiles them",
             members_.name.c_str(), device);
     if (const Status loaded = launcher->attributes(&attributes); !loaded.ok()) throw Error(loaded);
     DeviceRegistry& registry = DeviceRegistry::instance();

@@ -225,6 +225,7 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
   try {
     region = same_process(r) ? open(r, kind, call) : this->import(r, kind, std::move(fd), call);
   } catch (const Error& error) {
+    budget_.end += Clock::now() - began;
     if (error.code() == Code::kTimeout) registry_.mark_unusable(import, error.reason() + by_earlier, call);
     return {PairState::kRefused, error.reason()};
   }
@@ -285,6 +286,8 @@ std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion
     if (with[r]) mine[r] = reach(r, kind, std::move(fds[r]), &at[r]);
   }
   const std::vector<PairVerdict> reached = exchange_findings(mine);
+  budget_ =
+      Deadline::after(2 * options_.timeout + std::chrono::milliseconds(1));  // other ranks may have mapped for long
   for (size_t r = 0; r < ranks(); ++r) {
     const bool left = with[r] && reached[r * ranks() + me()].fine();
     mine[r] = left ? check_mark(r, region) : PairVerdict{};

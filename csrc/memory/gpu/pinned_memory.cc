@@ -11,7 +11,7 @@
 namespace nvx {
 namespace {
 
-/// Few sizes, so that spare memory is found again: at most a quarter more than requested.
+/// Few sizes, so that spare memory is found again: at most a quarter, or 64 KiB, more than requested.
 size_t size_class(size_t bytes) {
   constexpr size_t kLeast = 65536;
   return round_up(bytes, std::max(kLeast, std::bit_floor(bytes) / 4));

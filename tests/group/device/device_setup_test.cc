@@ -436,7 +436,7 @@ TEST(DeviceTeardown, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
   });
 }
 
-/// As many as ever live at once: what the groups before have pinned is used again.
+/// A later group uses what earlier ones have pinned.
 TEST(DeviceTeardown, AThousandGroupsPinNoMoreThanTheFirst) {
   DeviceWorld world({.ranks = 1});
   const FakeDriver& driver = *world.process(0).driver;

@@ -135,7 +135,6 @@ TEST(DriverLibrary, EachKindWorks) {
 /// The driver refuses to create such memory on a GPU that cannot have it.
 TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
-  const auto pinned = std::make_shared<PinnedMemory>(driver);
   constexpr size_t kBytes = 4 << 20;
   const int before = query("fake_for_rdma");
   (void)DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);

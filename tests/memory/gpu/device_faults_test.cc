@@ -218,7 +218,7 @@ void map_late(milliseconds timeout, const std::function<void(Process&, Bootstrap
         unblocks = std::thread([&] { std::this_thread::sleep_for(blocks), process.driver->unblock(); });
     });
     MappingOptions options = options_of(rank, 2, rank);
-    options.timeout = milliseconds(as_fast(100, 1000));
+    options.timeout = milliseconds(as_fast(500, 1000));
     const PeerMappings first(*process.registry, bootstrap, options);
     then(process, bootstrap, first);
     if (unblocks.joinable()) unblocks.join();
@@ -231,11 +231,11 @@ TEST(DeviceFaults, MappingAPeerMayTakeLongerThanACheck) {
     for (int r = 0; r < 2; ++r) EXPECT_NE(first.peer(r).kind, kHost) << first.fallbacks();
     EXPECT_GT(process.driver->calls_of("import_fd"), 0);
   };
-  map_late(DeviceArena::kTimeout, is_mapped, milliseconds(as_fast(1000, 4000)));
+  map_late(DeviceArena::kTimeout, is_mapped, milliseconds(as_fast(3000, 4000)));
 }
 
 TEST(DeviceFaults, ALateMappingIsTriedAgainOnceTheDriverHasReturned) {
-  map_late(milliseconds(as_fast(200, 1500)), [](Process& process, Bootstrap& bootstrap, const PeerMappings& first) {
+  map_late(milliseconds(as_fast(1000, 1500)), [](Process& process, Bootstrap& bootstrap, const PeerMappings& first) {
     const bool late = first.arena().region().device() == 1;
     const int me = late ? 1 : 0;
     EXPECT_EQ(first.peer(1 - me).kind, kHost);
