@@ -13,10 +13,11 @@ std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dr
   std::string why;
   const std::string way = describe_route(addresses);
   if (!way.empty()) {
-    why = "; nothing has ever come from it, " + way +
-          ": a firewall may drop packets to the ports of ranks (docs/hosts.md#ports), or, as each host admits only the "
-          "addresses that hosts have published, this host is behind address translation: then set NVX_ALLOW_FROM there "
-          "to its translated address";
+    why =
+        "; nothing has ever come from it, " + way +
+        ": either a firewall drops packets to the ports of ranks (docs/hosts.md#ports), or this host is behind address "
+        "translation: each host admits published addresses only, so set NVX_ALLOW_FROM there to this host's translated "
+        "address";
   }
   if (dropped != 0) {
     why +=

@@ -140,6 +140,7 @@ class TcpLink final : public Link {
   void reap_incoming(Clock::time_point now);
   void note_end(const Incoming& incoming);
   void check_peer(Peer& peer, Clock::time_point now);
+  bool has_connected(const Peer& peer) const;
   void retry(Peer& peer, Clock::time_point now);
   bool report() { return events_.report(receiver_, /*losses=*/!closed_); }
   void drain();
@@ -253,10 +254,14 @@ void TcpLink::check_peer(Peer& peer, Clock::time_point now) {
     }
   }
   if (peer.dying.empty()) return;
-  const bool may_send = std::ranges::any_of(sockets_->incoming, [&](const auto& incoming) {
+  if (!has_connected(peer) || now > peer.dies_at) lose(peer, peer.dying);
+}
+
+/// Whether the peer has a connection to this rank, and so may still send.
+bool TcpLink::has_connected(const Peer& peer) const {
+  return std::ranges::any_of(sockets_->incoming, [&](const auto& incoming) {
     return incoming->authenticated() && incoming->from() == peer.nonce;
   });
-  if (!may_send || now > peer.dies_at) lose(peer, peer.dying);
 }
 
 /// No message has been sent on a connection that failed before it was authenticated, so another one may replace it.
@@ -273,7 +278,9 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
   peer.refused = refused;
   if (now < peer.give_up) return attempt(peer);
-  lose(peer, "cannot be connected to (" + why + ")");  // obstacle() adds the route
+  const std::string way = has_connected(peer) ? describe_route(peer.listeners) : "";  // otherwise obstacle() adds it
+  lose(peer, "cannot be connected to (" + why + ")" +
+                 (way.empty() ? "" : ", " + way + ": a firewall there may drop packets to the ports of ranks"));
 }
 
 void TcpLink::lose(Peer& peer, const std::string& why) {

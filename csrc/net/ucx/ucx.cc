@@ -90,14 +90,16 @@ class UcxLink final : public Link {
     std::vector<std::byte> worker_address;
     std::vector<HostAddress> reached_at;  // its TCP addresses, if TCP is needed
     ucp_ep_h endpoint = nullptr;
-    uint32_t turn = 0;        // of the endpoint made last; 0: none
-    uint32_t their_turn = 0;  // of the other side's latest hello
-    bool greeted = false;     // the other side's hello has come
-    bool reached = false;     // the connection stands: a send has completed, or the other side's hello has come
+    uint32_t turn = 0;          // of the endpoint made last; 0: none
+    uint32_t their_turn = 0;    // of the other side's latest hello
+    bool greeted = false;       // the other side's hello has come
+    bool ever_reached = false;  // also of an endpoint that was replaced
+    bool reached = false;       // the connection stands: a send has completed, or the other side's hello has come
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
     std::vector<Post*> held{};     // posts, until it is reached
     void set_reached(UcxLink& link) {
+      ever_reached = true;
       if (std::exchange(reached, true)) return;
       link.unclaimed_ = true;
       release_posts(link.waiting_);
@@ -212,7 +214,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
 std::string UcxLink::obstacle(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
-  const bool unreached = peer->turn != 0 && !peer->reached;
+  const bool unreached = peer->turn != 0 && !peer->ever_reached;
   return why_not_admitted(unreached ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped()) +
          worker_->listeners().why_closed();
 }
@@ -422,7 +424,8 @@ void UcxLink::handle(const ControlMessage& control) {
 }
 
 std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
-  const std::string way = peer.their_turn == 0 && peer.reached ? describe_route(peer.reached_at) : "";
+  const std::string way =
+      peer.their_turn == 0 && (peer.ever_reached || peer.turn == 0) ? describe_route(peer.reached_at) : "";
   return ucx_.explain(status) + (way.empty() ? "" : ", " + way);
 }
 

@@ -35,12 +35,13 @@ namespace {
 using Listener = UcxListeners::Listener;
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw Error(Code::kSystem,
-              "nvx: " + what + descriptor_limit_hint() +
-                  ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
-                  "write to its memory",
-              "set NVX_JOB_KEY, with which nvx needs no filter, or permit filters (this kernel may ask for "
-              "CAP_NET_ADMIN), or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
+  throw Error(
+      Code::kSystem,
+      "nvx: " + what + descriptor_limit_hint() +
+          ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
+          "write to its memory",
+      "set NVX_JOB_KEY on all ranks, with which nvx needs no filter, or permit it (a filter may need CAP_NET_ADMIN "
+      "here), or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
 }
 
 /// The address and port that a socket of TCP is bound to.

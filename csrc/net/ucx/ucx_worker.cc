@@ -181,15 +181,18 @@ Error no_transport(const std::string& library) {
 /// Throws Error unless this process can have two more threads, of UCX and of the messenger: UCX aborts the process if
 /// it gets none.
 void require_threads() {
+  struct Release {
+    std::latch& end;
+    ~Release() { end.count_down(); }
+  };
   std::latch end(1);
-  std::vector<std::jthread> started;  // joined before `end` is destroyed
+  std::vector<std::jthread> started;  // joined after `release` has let them end
+  const Release release{end};
   try {
     for (int i = 0; i < 2; ++i) started.emplace_back([&end] { end.wait(); });
   } catch (const std::system_error& error) {
-    end.count_down();
     throw system_error("cannot start a thread for the link to other hosts", error.code().value());
   }
-  end.count_down();
 }
 
 }  // namespace
