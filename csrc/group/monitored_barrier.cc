@@ -1,6 +1,5 @@
 #include "group/monitored_barrier.h"
 
-#include <algorithm>
 #include <optional>
 #include <thread>
 
@@ -12,18 +11,26 @@ namespace {
 
 constexpr size_t kMostDescribed = 8;
 
-/// The counters of this thread's barriers: a signal handler that runs in a wait may leave the group.
-thread_local std::vector<const std::atomic<int>*> own_running;
-
+/// A barrier of this thread. A signal handler that runs in its wait may leave the group, or begin another barrier.
 class Running {
  public:
-  explicit Running(std::atomic<int>& all) : all_(all) { own_running.push_back(&all_), ++all_; }
-  ~Running() { --all_, own_running.pop_back(); }
+  explicit Running(std::atomic<int>& all) : all_(all) { ++all_, innermost_ = this; }
+  ~Running() { --all_, innermost_ = outer_; }
   Running(const Running&) = delete;
 
+  /// How many of these are this thread's.
+  static int own(const std::atomic<int>& all) {
+    int own = 0;
+    for (const Running* one = innermost_; one; one = one->outer_) own += &one->all_ == &all;
+    return own;
+  }
+
  private:
+  static thread_local const Running* innermost_;
   std::atomic<int>& all_;
+  const Running* const outer_ = innermost_;
 };
+thread_local const Running* Running::innermost_ = nullptr;
 
 }  // namespace
 
@@ -43,7 +50,7 @@ Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
 
 void MonitoredBarrier::settle(std::chrono::milliseconds most) const {
   const Deadline deadline = Deadline::after(most);
-  const auto own = std::count(own_running.begin(), own_running.end(), &running_);
+  const int own = Running::own(running_);
   while (running_ > own && !deadline.passed(Clock::now())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
