@@ -128,7 +128,12 @@ Status load_cuda(std::vector<KernelAttributes>* attributes) {
   int device = 0, processors = 0, version = 0;
   size_t stack = 0, most = 0;
   NVX_TRY(status_of(cudaDriverGetVersion(&version), "the driver's version"));
-  if (version < kLargeArguments) return {Code::kSystem, "nvx: the driver is older than nvx's kernels need (R530)"};
+  if (version < kLargeArguments) {
+    return {Code::kSystem,
+            "nvx: the driver serves CUDA " + std::to_string(version / 1000) + "." +
+                std::to_string(version % 1000 / 10) + ", and nvx's kernels need 12.1",
+            "install driver R530 or newer"};
+  }
   NVX_TRY(status_of(cudaGetDevice(&device), "cudaGetDevice"));
   NVX_TRY(status_of(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device attributes"));
   for (const Row& row : kRows) {
