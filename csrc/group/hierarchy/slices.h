@@ -58,8 +58,8 @@ class Slices {
   size_t slot_bytes() const { return slot_bytes_; }
   bool carries() const { return carries_; }  ///< whether this rank has runs
   bool by_kernels() const { return by_kernels_; }
-  /// For slots on a device, one that forwards nothing: a GPU orders the writes of network cards for its own kernels
-  /// only.
+  /// For slots on a device, one that forwards nothing: a GPU orders the writes of network cards for its own kernels,
+  /// not for a card that sends a block on.
   const schedule::Row* row() const {
     const bool on_device = o_.proxy && o_.proxy->on_device();
     return on_device ? schedule::find(schedule::Collective::kAllGather, "direct") : plan_.row;

@@ -112,8 +112,9 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
   const bool captured = staging.capture() != 0;
-  // The caller keeps the tensors for the streams, and a graph keeps its own. The last thread to drop one calls the
-  // driver, and the thread of the host's part must not: the driver may wait for a launch that waits for that part.
+  // The caller keeps the tensors until the allocator knows their streams, and StagingCopies keeps those of a capture.
+  // The last thread to drop one calls the driver, and the thread of the host's part must not: the driver may wait for a
+  // launch that waits for that part.
   const auto forget = c10::make_scope_exit([&] {
     for (TensorOperation& c : op->collectives) {
       c.copies_in.clear(), c.copies_out.clear(), c.stand_ins.clear();

@@ -407,7 +407,7 @@ void stop_everything() {
 }
 
 /// Fills the numbers of a closed stdin, stdout or stderr: shared memory or a socket that got one of them would receive
-/// whatever the process prints.
+/// whatever the process prints. Files that the process has opened before, such as torch's store, keep theirs.
 void fill_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) == -1) (void)open("/dev/null", O_RDWR);  // takes the lowest free number
