@@ -188,29 +188,28 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   EXPECT_EQ(text.find("have not been tested", first + words.size()), std::string::npos) << text;
 }
 
+/// No rank of the group can use kernels, and each knows why rank 1 cannot.
+void expect_refused_on_all(DeviceWorld& world, int ranks, const std::string& why) {
+  MemoryStore store;
+  as_threads(ranks, [&](int rank) {
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = ranks});
+    const auto failure = failure_to_make(world, rank, bootstrap);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), why)) << failure->what();
+  });
+}
+
 TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {
   DeviceWorld world({.ranks = 3, .processes = true});
   world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 3});
-    const auto failure = failure_to_make(world, rank, bootstrap);
-    ASSERT_TRUE(failure);
-    EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
-  });
+  expect_refused_on_all(world, 3, "the device takes no launches");
 }
 
 /// As an old driver, which takes few arguments only.
 TEST(DeviceTrial, ARefusedLaunchOfSeveralOperationsIsReportedToAll) {
   DeviceWorld world({.ranks = 2, .processes = true});
   world.launcher(1)->refusal_of_several = {Code::kSystem, "nvx: too many arguments"};
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 2});
-    const auto failure = failure_to_make(world, rank, bootstrap);
-    ASSERT_TRUE(failure);
-    EXPECT_TRUE(contains(failure->what(), "too many arguments")) << failure->what();
-  });
+  expect_refused_on_all(world, 2, "too many arguments");
 }
 
 /// As with CUDA_LAUNCH_BLOCKING: rank 0's first kernel waits for rank 1, which does not come to the trial.
