@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from nvx.bench.hosts import enter
 
+from tests.hosts.stranger import ESTABLISHED, sockets
+
 FOLDER = Path()
 
 
@@ -274,20 +276,22 @@ def regroup():
     return value
 
 
-def send_first():
-    """The second host connects to the first and gets a reply. The first one waits: its own attempt to connect, for a
-    ping, would not end, and UCX would drop the other's connection for it."""
+def send_first(admitted):
+    """The second host connects to the first and gets a reply. If it is admitted, the first one waits for the
+    connection, and 1 s in which UCX accepts it: its own attempt to connect, for a ping, cannot succeed, and UCX would
+    drop the other's connection for it."""
     rank, _ = begin()
     x = torch.full((4,), float(rank))
     try:
         if rank == 1:
             dist.send(x, 0)
-            reach("sent")
             dist.recv(x, 0)
         else:
-            limit = time.monotonic() + 5
-            while not (FOLDER / "sent1").exists() and time.monotonic() < limit:
+            limit = time.monotonic() + 30
+            while admitted and not sockets("self", ESTABLISHED):
+                assert time.monotonic() < limit, "no connection"
                 time.sleep(0.01)
+            time.sleep(1)
             dist.recv(x, 1)
             dist.send(x, 1)
     except dist.DistBackendError as error:

@@ -4,7 +4,6 @@ over TCP. Each test runs with both versions of UCX if two are installed."""
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ pytest.importorskip("torch")
 
 from nvx.bench.hosts import host_of
 
-from tests.hosts.nat import SEEN_AS, TranslatedHosts
 from tests.hosts.network import Hosts
 from tests.hosts.stranger import listening
 from tests.hosts.test_failures import LIBRARIES
@@ -146,31 +144,6 @@ def test_a_rank_listens_only_on_the_interface_that_leads_to_the_others(tmp_path,
         there = listening(str(cluster.ranks[1].pid))
         cluster.results()
         assert [address for address, _ in there] == ["02004D0A"], there
-
-
-def translated(folder):
-    if not os.path.exists("/dev/net/tun"):
-        pytest.skip("no /dev/net/tun here")
-    return clustered(TranslatedHosts(), folder)
-
-
-@both_versions
-def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, library):
-    with translated(tmp_path) as cluster:
-        words = cluster.start("send_first", 2, environment=library).results(60)[1]
-        assert "rank 0 (pid" in words, words
-        assert f"between {cluster.hosts.address(1)} (nvx0) here and {cluster.hosts.address(0)} (nvx0) there" in words, (
-            words
-        )
-        assert "set NVX_ALLOW_FROM there" in words, words
-        assert "tried to connect" in (tmp_path / "rank0.log").read_text()
-
-
-@both_versions
-def test_a_host_behind_address_translation_is_admitted_by_the_variable(tmp_path, library):
-    with translated(tmp_path) as cluster:
-        cluster.start("send_first", 2, environment={**library, "NVX_ALLOW_FROM": SEEN_AS})
-        assert cluster.results() == ["good", "good"]
 
 
 @both_versions
