@@ -88,7 +88,7 @@ void Communicator::wait_for_pending_works() {
   constexpr std::chrono::milliseconds kCheckInterval{50};
   issuer.kernels().flush_postponed();
   const auto all_ended = [&] {
-    if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
+    if (context.counts->pending.load(std::memory_order_acquire) == NvxWork::reporting_here(context.counts)) return true;
     if (group().lane().held_here()) raise(group().reentrant());
     group().mailbox().begin_timeout();
     group().lane().settle(kCheckInterval);

@@ -118,7 +118,7 @@ IntrusiveWork Issuer::issue(Call&& call) {
   const Route route = route_of(call.collectives);
   if (route != Route::kKernels && route != Route::kDelegate) kernels_->flush_if_postponed();
   switch (route) {
-    case Route::kMemory: return issue_in_memory(std::move(call));
+    case Route::kMemory: context_.count_call(call.kind); return issue_in_memory(std::move(call));
     case Route::kStaged: return staged_.issue(std::move(call));
     case Route::kChunks:
     case Route::kHostProxy:

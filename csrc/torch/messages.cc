@@ -95,7 +95,7 @@ c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tens
   auto work = c10::make_intrusive<MessageWork>(context_.facts(kind), tensor, std::move(message), std::move(limit.claim),
                                                pending_sends_);
   if (!tensor.is_cpu()) work->stage(context_.streams, receives);
-  work->count_in(context_.pending);
+  work->count_in(context_.counts);
   work->begin(receives);
   context_.scopes.add(work);
   return work;

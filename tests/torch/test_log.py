@@ -252,6 +252,38 @@ def test_explain_shows_what_runs_on_several_hosts(tmp_path):
         assert n > SIZES[1] or named_inside == inside, (message, own)  # the last of many slices is short
 
 
+@pytest.mark.parametrize("second", ["after the future", "before the future", "after the callback"])
+def test_a_callback_whose_calls_race_with_others_is_named(tmp_path, second):
+    """As DDP's powerSGD hook: rank 0 makes the third and later calls in a callback of the first one's future."""
+    body = f"""
+a, b, c, d = (torch.full((4,), float(10 ** i)) for i in range(4))
+go = dist.FileStore(store + "-go", world)
+second = {second!r}
+sparse = lambda: dist.all_reduce(torch.eye(2).to_sparse())
+if rank == 0:
+    works = [dist.all_reduce(a, async_op=True)]
+    if second == "before the future":
+        works.append(dist.all_reduce(b, async_op=True))
+    future = works[0].get_future().then(lambda f: [dist.all_reduce(c, async_op=True), sparse(), dist.all_reduce(d)])
+    if second == "after the future":
+        works.append(dist.all_reduce(b, async_op=True))
+    go.set("go", "")
+    works += future.wait()[:1]
+    if second == "after the callback":
+        works.append(dist.all_reduce(b, async_op=True))
+    for work in works:
+        work.wait()
+else:
+    go.wait(["go"])
+    for x in (a, c, None, d, b) if second == "after the callback" else (a, b, c, None, d):
+        sparse() if x is None else dist.all_reduce(x)
+assert [x[0].item() for x in (a, b, c, d)] == [2, 20, 200, 2000]
+"""
+    lines = printed(str(tmp_path), body, ["left", "left"], NVX_DEBUG="warn")
+    named = [rank.count("a callback of a future calls all_reduce") for rank in lines]
+    assert named == [int(second == "after the future"), 0], lines
+
+
 def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):
     """Its package is often in another folder than nvx: a checkout, an editable install, a venv over a system."""
     if not nvx._load().build_info()["ucx"]:

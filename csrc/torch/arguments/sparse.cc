@@ -182,6 +182,7 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
   const bool waits = !opts.asyncOp && !context.scopes.is_open();
   if (waits && group.lane().held_here()) raise(group.reentrant());
   const CallRecord record(kSparse.title, tensors);
+  context.count_call(kSparse);
   const uint64_t number = group.next_number();  // before facts(), which states it
   const auto work =
       c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors, context.timeout_of(opts.timeout), number);

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "base/log.h"
+
 namespace nvx {
 
 CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
@@ -32,6 +34,19 @@ void CallContext::number(std::span<TensorOperation> collectives) {
   for (TensorOperation& c : collectives) c.operation.number = group().next_number();
 }
 
+void CallContext::count_call(const Kind& kind) {
+  if (NvxWork::count_call(counts) || size == 1) [[likely]]
+    return;
+  static std::atomic<bool> warned{false};
+  if (warned.exchange(true)) return;
+  NVX_LOG(
+      kWarn,
+      "group %s: a callback of a future calls %s, and other collectives were called after the future's. The order of "
+      "these calls may depend on when results arrive. Ranks that differ in it combine different tensors. Next: wait "
+      "for the future before the next call (docs/torch.md, \"DDP hooks\")",
+      group().name().c_str(), kind.title + 4);
+}
+
 bool CallContext::needs_work() const {
   return listeners.any() || listeners.timed || c10d::allow_inflight_collective_as_graph_input();
 }
@@ -45,7 +60,7 @@ std::unique_ptr<StagingCopies> CallContext::on_device(const Call& call) {
 }
 
 void CallContext::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
-  work->count_in(pending);
+  work->count_in(counts);
   lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
   scopes.add(work);
 }

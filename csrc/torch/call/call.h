@@ -75,6 +75,9 @@ class CallContext {
   /// given: the timeout that the caller passed, if any.
   Timeout timeout_of(std::chrono::milliseconds given);
   void number(std::span<TensorOperation> collectives);
+  /// Counts a collective of CPU tensors, called by the program. Warns, once a process, if a callback of a future makes
+  /// it after other calls, so that ranks may differ in the order.
+  void count_call(const Kind& kind);
   /// Whether even a synchronous call must return a work.
   bool needs_work() const;
   /// The streams and events of a call whose operations use a device's tensors in place. A synchronous call runs on the
@@ -101,7 +104,7 @@ class CallContext {
   OwnCommStreams streams;
   OutputHazards hazards;
   const std::shared_ptr<TimeoutExtensions> extensions = std::make_shared<TimeoutExtensions>();
-  const NvxWork::Pending pending = std::make_shared<std::atomic<int64_t>>(0);
+  const NvxWork::SharedCounts counts = std::make_shared<NvxWork::Counts>();
 };
 
 }  // namespace nvx

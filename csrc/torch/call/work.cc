@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/config.h"
 #include "base/contain.h"
@@ -159,10 +160,11 @@ struct NvxWork::Reporting {
   Reporting(const Reporting&) = delete;
 
   const NvxWork& work;
-  const Reporting* const outer;
+  Reporting* const outer;
+  std::optional<uint64_t> calls;  ///< Counts::cpu_calls at the request of the future, or after the callback's last call
 };
 
-thread_local const NvxWork::Reporting* NvxWork::innermost_ = nullptr;
+thread_local NvxWork::Reporting* NvxWork::innermost_ = nullptr;
 
 NvxWork::NvxWork(Facts facts, Tensors outputs)
     : Work(facts.rank, facts.type),
@@ -170,15 +172,22 @@ NvxWork::NvxWork(Facts facts, Tensors outputs)
       outputs_(std::move(outputs)),
       completion_key_(next_completion_key()) {}
 
-void NvxWork::count_in(const Pending& pending) {
-  pending_ = pending;
-  pending_->fetch_add(1, std::memory_order_relaxed);
+void NvxWork::count_in(const SharedCounts& counts) {
+  counts_ = counts;
+  counts_->pending.fetch_add(1, std::memory_order_relaxed);
 }
 
-int64_t NvxWork::reporting_here(const Pending& pending) {
+int64_t NvxWork::reporting_here(const SharedCounts& counts) {
   int64_t count = 0;
-  for (const Reporting* t = innermost_; t; t = t->outer) count += t->work.pending_ == pending;
+  for (const Reporting* t = innermost_; t; t = t->outer) count += t->work.counts_ == counts;
   return count;
+}
+
+bool NvxWork::count_call(const SharedCounts& counts) {
+  const uint64_t before = counts->cpu_calls.fetch_add(1, std::memory_order_relaxed);
+  if (!innermost_ || innermost_->work.counts_ != counts || !innermost_->calls) [[likely]]
+    return true;
+  return std::exchange(innermost_->calls, before + 1) == before;
 }
 
 bool NvxWork::belong_to(c10::intrusive_ptr<CoalescedWork> coalesced) {
@@ -193,6 +202,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   observed_ = true;
   begin_timeout();
   MutexLock lock(future_mutex_);
+  if (counts_) calls_before_future_ = counts_->cpu_calls.load(std::memory_order_relaxed);
   if (future_) return future_;
   const auto future = new_future(streams_, facts_.lists != 0);
   if (!over_) return future_ = future;
@@ -260,13 +270,14 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
   end_process_on_error(status, has_future() ? Seen::kByProgram : Seen::kNotYet);
   run_hook("an observer of an operation's end", [&] { finish(error); });
-  const Reporting reporting(*this);
+  Reporting reporting(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<CoalescedWork> coalesced;
   {
     MutexLock lock(future_mutex_);
     over_ = true;
     future = future_;
+    if (future) reporting.calls = calls_before_future_;
     coalesced = std::move(coalesced_);
   }
   run_hook("a callback of an operation's future", [&] {
@@ -306,7 +317,7 @@ void NvxWork::run_hooks() {
   clocked_.store(true, std::memory_order_release);
   if (const auto on_end = std::exchange(facts_.on_end, nullptr))
     run_hook("a hook for an operation's end", [&] { on_end(*this); });
-  if (pending_) pending_->fetch_sub(1, std::memory_order_release);
+  if (counts_) counts_->pending.fetch_sub(1, std::memory_order_release);
 }
 
 bool NvxWork::watched() {

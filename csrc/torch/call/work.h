@@ -90,8 +90,12 @@ class NvxWork : public c10d::Work {
     Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
-  /// The number of works that have begun and have not ended.
-  using Pending = std::shared_ptr<std::atomic<int64_t>>;
+  /// Of one communicator.
+  struct Counts {
+    std::atomic<int64_t> pending{0};     ///< works that have begun and have not ended
+    std::atomic<uint64_t> cpu_calls{0};  ///< collectives of CPU tensors that the program has called
+  };
+  using SharedCounts = std::shared_ptr<Counts>;
 
   NvxWork(Facts facts, Tensors outputs);
 
@@ -121,10 +125,14 @@ class NvxWork : public c10d::Work {
   const Status& status() const { return status_; }
   /// The status behind exception(); ok if that is null.
   virtual Status failure() const { return status_; }
-  /// Counts this work in `pending` until it has ended. Call it before the work begins.
-  void count_in(const Pending& pending);
-  /// The number of works counted in `pending` whose end this thread is reporting, further up its stack.
-  static int64_t reporting_here(const Pending& pending);
+  /// Counts this work as pending until it has ended. Call it before the work begins.
+  void count_in(const SharedCounts& counts);
+  /// The number of works counted there whose end this thread is reporting, further up its stack.
+  static int64_t reporting_here(const SharedCounts& counts);
+  /// Counts a collective of CPU tensors. False if this thread runs a callback of a future, and a call outside the
+  /// callback has come between the request of the future and this call: their order may depend on when results arrive.
+  /// It may also be certain, as the callback may have been added after the other call.
+  static bool count_call(const SharedCounts& counts);
   /// The scope will be notified of the end; false, and not notified, if that was before. At most one scope a work.
   bool belong_to(c10::intrusive_ptr<CoalescedWork> coalesced);
   /// Begins the timeouts that count from the first wait for the work.
@@ -174,14 +182,15 @@ class NvxWork : public c10d::Work {
   void run_hooks();
   void lose(const std::exception* error);
   struct Reporting;
-  static thread_local const Reporting* innermost_;
+  static thread_local Reporting* innermost_;
 
   const uint64_t completion_key_;  // a number, because a later work may have the same address
   Clock::time_point ended_{};      // written before `clocked_`
   Status status_;                  // written before `over_`
-  Pending pending_;
+  SharedCounts counts_;
   Mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
+  uint64_t calls_before_future_ GUARDED_BY(future_mutex_) = 0;  // Counts::cpu_calls at the last request of `future_`
   c10::intrusive_ptr<CoalescedWork> coalesced_ GUARDED_BY(future_mutex_);  // until the end
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};

@@ -78,7 +78,7 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
 HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                          StagingCopies& staging) {
   auto op = std::make_shared<ProxyOp>(group, std::move(collectives));
-  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures(context_.muted));
+  if (staging.capture() == 0) op->expect(context_.counts, context_.listeners.of_failures(context_.muted));
   for (TensorOperation& c : op->collectives) {
     c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or get an error
     c.operation.timeout = group->span_of(c.operation.timeout);

@@ -16,8 +16,8 @@ class ProxyOp : public std::enable_shared_from_this<ProxyOp> {
 
   /// From now on it keeps its group, until it has ended, and counts as pending there. An operation that a graph holds
   /// does not keep its group. on_failure: called with the code if the group has failed; may be empty.
-  void expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
-    expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
+  void expect(NvxWork::SharedCounts counts, std::function<void(Code)> on_failure) {
+    expected_ = std::make_unique<Expected>(group_.lock(), std::move(counts), std::move(on_failure));
   }
   /// Queues it in the group's lane, unless it is already queued or left to the stream.
   void queue_once();
@@ -34,13 +34,13 @@ class ProxyOp : public std::enable_shared_from_this<ProxyOp> {
   class Turn;
   /// State of one pending operation: keeps the group and the count until the last turn has ended.
   struct Expected {
-    Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> hook)
-        : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(hook)) {
-      pending->fetch_add(1, std::memory_order_relaxed);
+    Expected(std::shared_ptr<Group> kept, NvxWork::SharedCounts shared, std::function<void(Code)> hook)
+        : group(std::move(kept)), counts(std::move(shared)), on_failure(std::move(hook)) {
+      counts->pending.fetch_add(1, std::memory_order_relaxed);
     }
-    ~Expected() { pending->fetch_sub(1, std::memory_order_release); }
+    ~Expected() { counts->pending.fetch_sub(1, std::memory_order_release); }
     const std::shared_ptr<Group> group;
-    const NvxWork::Pending pending;
+    const NvxWork::SharedCounts counts;
     const std::function<void(Code)> on_failure;
   };
 
