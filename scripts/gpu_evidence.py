@@ -26,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "nvx_gpu"
 JOBS = str(len(os.sched_getaffinity(0)))  # without a number, make starts all compilers at once
+SIMULATED_TOOLS = ROOT / "tests" / "gpu" / "tools"
 KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
 WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
 KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
@@ -42,13 +43,7 @@ VERSIONS = """import json, torch; cuda = torch.version.cuda
 print(json.dumps({"torch": torch.__version__, "cuda": cuda, "nccl": torch.cuda.nccl.version() if cuda else None}))"""
 
 
-class Lacking(Exception): ...  # a part cannot run here; the text gives the reason
-
-
-class Unbuilt(Exception): ...  # torch's module could not be built; the text has the end of the log
-
-
-class Stopped(Lacking): ...  # a signal stopped the run; the text names it
+class NotRun(Exception): ...  # a part has not run, or not to its end; the arguments are its state and the reason
 
 
 @dataclasses.dataclass
@@ -59,22 +54,6 @@ class Outcome:
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     output: str = ""
     mps: bool = False
-
-
-class Signals:
-    """The first of Ctrl-C, SIGTERM and SIGHUP. Every loop here checks it, so no step is interrupted halfway."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, self.receive)
-
-    def receive(self, number: int, _: Any) -> None:
-        self.number = self.number or number
-
-    def look(self) -> None:
-        if self.number:
-            raise Stopped(signal.Signals(self.number).name)
 
 
 def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen:
@@ -100,7 +79,17 @@ def end(process: subprocess.Popen) -> None:
         process.wait(timeout=5)
 
 
-def run(command: list[str], seconds: float, signals: Signals | None, env: dict, leave: bool = False) -> Outcome:
+def ends(process: subprocess.Popen, limit: float, look: Callable[[], None]) -> bool:
+    """Waits for the process until the limit, an instant of the monotonic clock. `look` may raise."""
+    while process.poll() is None:
+        look()
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def run(command: list[str], seconds: float, env: dict, look=lambda: None, leave: bool = False) -> Outcome:
     """Runs the command for at most `seconds`, then kills its session unless `leave` is set."""
     began, state, why = time.monotonic(), "", ""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
@@ -109,15 +98,10 @@ def run(command: list[str], seconds: float, signals: Signals | None, env: dict, 
         except OSError as error:
             return Outcome("skipped", f"{command[0]} cannot be started: {error.strerror}")
         try:
-            while process.poll() is None:
-                if signals:
-                    signals.look()
-                if time.monotonic() - began > seconds:
-                    state, why = "timed out", f"it had not ended in {seconds:.0f} s"
-                    break
-                time.sleep(0.05)
-        except Stopped as stopped:
-            state, why = "interrupted", str(stopped)
+            if not ends(process, began + seconds, look):
+                state, why = "timed out", f"it had not ended in {seconds:.0f} s"
+        except NotRun as stopped:
+            state, why = stopped.args
         finally:
             if not leave or state:
                 end(process)
@@ -134,13 +118,13 @@ def read(outcome: Outcome, text: str) -> Outcome:
     """Collects the rows in the output: JSON objects, and pytest's lines."""
     lines = []
     for line in text.splitlines():
-        row = None
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line) if line.startswith("{") else None
-        if row is None and (tested := TESTED.search(line)):
-            row = {"test": tested[1], "state": tested[2].lower()} | ({"why": tested[3]} if tested[3] else {})
-        if isinstance(row, dict):
-            outcome.rows.append(row)
+            if line.startswith("{"):
+                outcome.rows.append(json.loads(line))
+                continue
+        if tested := TESTED.search(line):
+            row = {"test": tested[1], "state": tested[2].lower()}
+            outcome.rows.append(row | ({"why": tested[3]} if tested[3] else {}))
         else:
             lines.append(line)
     outcome.output = "\n".join(lines).replace(str(ROOT), ".")[-4000:]
@@ -157,19 +141,21 @@ class Part(NamedTuple):
     name: str
     group: str
     seconds: float  # the time limit
-    kind: str  # program, sanitizer, ptx (which the driver compiles); tests, bench: of the torch module; tool
+    kind: str  # program; tests, bench: of the torch module; tool
     words: str
     dry: str = ""  # for a dry run: additional words, or other words for tests
     together: bool = False  # its processes run on the GPU concurrently, under MPS
     gpus: int = 1  # the fewest that it needs
+    under: str = ""  # the program runs under this command
 
 
 MODULE = ("tests", "bench")  # the kinds of parts that need torch's module
 FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2"
+LEAN, SANITIZER = "correct --lean --ranks 2", "compute-sanitizer --error-exitcode 9 --tool"
+EACH = "-n GPUS --vs nccl -m 20 -G"
 TWO = "two_ranks and (ddp or replay or pools or messages) and not compile"
 TWO_DRY = "(first_use and ddp) or graphs_and_calls or pools_beside or messages_both_ways"
 WIDE = "all_reduce --sizes 8,1K,16K,64K,256K,1M,4M,16M,64M"
-EACH = "-n GPUS --vs nccl -m 20 -G"
 PARTS = (
     Part("nvidia_smi", "facts", 20, "tool", "nvidia-smi -q"),
     Part("driver", "facts", 20, "tool", "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"),
@@ -195,8 +181,8 @@ PARTS = (
     Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),
     Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "proxies_by"),
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
-    Part("memcheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
-    Part("synccheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
+    Part("memcheck", "sanitizers", 45, "program", LEAN, SOON, under=f"{SANITIZER} memcheck"),
+    Part("synccheck", "sanitizers", 45, "program", LEAN, SOON, under=f"{SANITIZER} synccheck"),
     Part("symm_mem_graphs", "compare", 75, "bench", f"{WIDE} --vs symm_mem -m 20 -G", BRIEF, True, 2),
     Part("symm_mem_8", "compare", 60, "bench", "all_reduce -n 8 --sizes 64,4K,16K --vs symm_mem", BRIEF, True, 8),
     Part("gloo", "compare", 60, "bench", "all_reduce --sizes 64,16K,1M,16M --vs gloo", BRIEF, True),
@@ -208,7 +194,7 @@ PARTS = (
     Part("copies", "more", 20, "program", "copies", FEW),
     Part("correct", "more", 60, "program", "correct", f"--lean {FEW}"),
     Part("processes", "more", 60, "program", "processes", "--ranks 2 --seconds 30"),
-    Part("ptx", "more", 60, "ptx", "correct --lean --ranks 2", SOON),
+    Part("ptx", "more", 60, "program", LEAN, SOON, under="env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1"),
 )
 NAMES = [part.name for part in PARTS]
 
@@ -216,12 +202,15 @@ NAMES = [part.name for part in PARTS]
 class Run:
     """One call of the script: the tools of its parts, and the results file. `dry`: on the simulated device."""
 
-    def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
-        self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.given, self.file = arguments, Path(arguments.json).absolute()
         self.folder, self.dry = arguments.folder.absolute(), arguments.dry_run
+        self.signals: list[int] = []
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, lambda number, _: self.signals.append(number))
         self.work, self.end_at = Path(tempfile.mkdtemp(prefix="evidence-")), time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
-        self.mps_began, places = "", ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        self.mps_began, places = False, ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
         self.mps_env = dict.fromkeys(places, str(self.work))
         mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(arguments.folder), "dry_run": self.dry}
         self.document = json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
@@ -232,17 +221,17 @@ class Run:
         self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info", "COLUMNS": "300"}
         if self.dry:
             self.env["LD_LIBRARY_PATH"] = str(self.folder / "simulated_driver")
+            self.env["PATH"] = f"{SIMULATED_TOOLS}:{self.env['PATH']}"
             return
         site, given = self.work / "site", self.env.get("PYTHONPATH", "")
         tools = "/usr/local/nvidia/bin:/usr/bin:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
         self.env["PATH"] = f"{site}/bin:{self.env['PATH']}:{tools}"
         self.env["PYTHONPATH"] = f"{site}:{ROOT}/python:{given}".rstrip(":")
 
-    def tool(self, name: str) -> str:
-        simulated = ROOT / "tests" / "gpu" / "tools" / name.replace("-", "_")
-        if found := str(simulated) if self.dry and simulated.exists() else shutil.which(name, path=self.env["PATH"]):
-            return found
-        raise Lacking(f"{name} is not here")
+    def look(self) -> None:
+        """Ends a wait once a signal has arrived. Every loop calls it, so no step is interrupted halfway."""
+        if self.signals:
+            raise NotRun("interrupted", signal.Signals(self.signals[0]).name)
 
     def begin_build(self, wanted: list[Part]) -> None:
         """Builds the torch module in the background once the carried packages are installed."""
@@ -259,36 +248,24 @@ class Run:
         script = " && ".join(map(shlex.join, steps))  # niced: the parts beside it time calls of the host
         self.building = start(["nice", "-n", "19", "sh", "-c", script], (self.work / "log").open("w"), self.env)
 
-    def wait_for_module(self) -> None:
-        while self.building and self.building.poll() is None:
-            self.signals.look()
-            if time.monotonic() > self.end_at - 10:
-                raise Lacking("torch's module was not built in time")
-            time.sleep(0.1)
-        if self.building and self.building.returncode != 0:
-            raise Unbuilt(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
-
     def architectures(self) -> list[str]:
         """The options that build for the GPUs here, hidden ones included."""
-        listed = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20, None, self.env).output
+        listed = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 20, self.env).output
         found = sorted(set(re.findall(r"^\d+\.\d$", listed, re.MULTILINE)), key=float)
         return [f"-DTORCH_CUDA_ARCH_LIST={';'.join(found)}+PTX", "-DNVX_VISIBLE_GPUS=ON"] if found else []
 
     @functools.cached_property
     def gpus(self) -> int:
         """Those that CUDA shows: nvidia-smi lists all."""
-        here = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ")
-        visible = self.env.get("CUDA_VISIBLE_DEVICES")
-        shown = itertools.takewhile(
-            lambda one: one.strip() and not one.strip().startswith("-"), (visible or "").split(",")
-        )
-        return here if visible is None else min(here, len(list(shown)))
+        here = run(["nvidia-smi", "-L"], 20, self.env).output.count("GPU ")
+        visible = self.env.get("CUDA_VISIBLE_DEVICES", "0," * here).split(",")
+        return min(here, len(list(itertools.takewhile(lambda one: re.match(r"\s*[^\s-]", one), visible))))
 
     def command(self, part: Part, seconds: float) -> list[str]:
         words = shlex.split(part.words.replace("GPUS", str(self.gpus)) if part.gpus > 1 else part.words)
         words += shlex.split(part.dry) if self.dry and part.kind != "tests" else []
         if part.kind == "tool":
-            return [self.tool(words[0]), *words[1:]]
+            return words
         if part.kind == "tests":
             file, chosen = ("test_gpu_cases.py", part.dry) if self.dry else ("test_gpu.py", part.words)
             staged = next((self.work / "build" / "staged").glob("_C*.so"), "") if part.name == "torch_staged" else ""
@@ -300,12 +277,9 @@ class Run:
             place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
             bench = [sys.executable, str(ROOT / "bench" / "run.py")]
             return [*bench, *words, *place, "-J", f"{self.work}/bench.json"]
-        watched = ["env", "CUDA_FORCE_PTX_JIT=1", "CUDA_CACHE_DISABLE=1"] if part.kind == "ptx" else []
-        if part.kind == "sanitizer":
-            watched = [self.tool("compute-sanitizer"), "--error-exitcode", "9", "--tool", part.name]
         program = self.folder / ("nvx_gpu_simulated" if self.dry else PROGRAM)
         limit = [] if self.dry else ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
-        return [*watched, str(program), *words, *limit]
+        return [*shlex.split(part.under), str(program), *words, *limit]
 
     def written(self) -> Iterator[dict[str, Any]]:
         """The rows that a part wrote to files."""
@@ -319,45 +293,37 @@ class Run:
             else:
                 yield from map(json.loads, text.splitlines())
 
+    @functools.cached_property
     def mps(self) -> dict[str, str]:
-        """The environment of MPS clients. The first call starts MPS; without it the GPU time-slices processes."""
-        tool = self.tool(MPS)
-        if self.mps_began != "passed":
-            started = run([tool, "-d"], 20, self.signals, self.env | self.mps_env, leave=True)
-            self.mps_began = started.state
-            if started.state != "passed":
-                raise Lacking(f"{MPS} -d: {started.why} {started.output[-300:]}")
+        """The environment of MPS clients. The first use starts MPS; without it the GPU time-slices processes."""
+        self.mps_began = True
+        started = run([MPS, "-d"], 20, self.env | self.mps_env, self.look, leave=True)
+        self.look()
+        if started.state != "passed":
+            raise NotRun("skipped", f"{MPS} -d: {started.why} {started.output[-300:]}")
         return self.mps_env
-
-    def end_mps(self) -> None:  # also after a failed start, which may come up late
-        if self.mps_began:
-            run(["sh", "-c", f"echo quit | {self.tool(MPS)}"], 10, None, self.env | self.mps_env)
-
-    def write(self) -> None:
-        draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        draft.write_text(json.dumps(self.document, indent=1) + "\n")
-        draft.replace(self.file)
 
     def try_part(self, part: Part) -> Outcome:
         try:
             if part.gpus > 1 and self.gpus < part.gpus:
-                raise Lacking(f"{self.gpus} GPU here: one process a GPU needs {part.gpus} or more")
-            if part.kind in MODULE:
-                self.wait_for_module()
-            env = self.env | (self.mps() if part.together else {"NVX_KERNELS": "1"})  # however slow in turns
+                raise NotRun("skipped", f"{self.gpus} GPU here: one process a GPU needs {part.gpus} or more")
+            if part.kind in MODULE and self.building:
+                if not ends(self.building, self.end_at - 10, self.look):
+                    raise NotRun("skipped", "torch's module was not built in time")
+                if self.building.returncode != 0:
+                    log = (self.work / "log").read_text()
+                    raise NotRun("failed", f"torch's module could not be built: {log[-600:]}")
+            env = self.env | (self.mps if part.together else {"NVX_KERNELS": "1"})  # however slow in turns
             if (seconds := min(part.seconds, self.end_at - time.monotonic())) < 5:
-                raise Lacking("time ran out")
-            outcome = run(self.command(part, seconds), seconds, self.signals, env)
-        except Lacking as lacking:
-            return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
-        except Unbuilt as unbuilt:
-            return Outcome("failed", str(unbuilt))
+                raise NotRun("skipped", "time ran out")
+            outcome = run(self.command(part, seconds), seconds, env, self.look)
+        except NotRun as reason:
+            return Outcome(*reason.args)
         outcome.mps = part.together
-        if part.together and outcome.state != "passed":
-            with contextlib.suppress(OSError):
-                outcome.output += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
         with contextlib.suppress(OSError, ValueError, KeyError):
             outcome.rows += self.written()
+            if part.together and outcome.state != "passed":
+                outcome.output += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
         return outcome
 
     def next_of(self, left: list[Part]) -> Part:
@@ -375,14 +341,17 @@ class Run:
                 wanted.remove(part := self.next_of(wanted))
                 outcome = self.try_part(part)
                 found[part.name] = dataclasses.asdict(outcome)
-                self.write()
+                draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
+                draft.write_text(json.dumps(self.document, indent=1) + "\n")
+                draft.replace(self.file)
                 print(f"{part.name:16} {outcome.state:12} {outcome.seconds:6.1f} s  {outcome.why[:150]}", flush=True)
-                if self.signals.number:
-                    return 128 + self.signals.number
+                if self.signals:
+                    return 128 + self.signals[0]
         finally:
             if self.building:
                 end(self.building)
-            self.end_mps()
+            if self.mps_began:  # also after a failed start, which may come up late
+                run(["sh", "-c", f"echo quit | {MPS}"], 10, self.env | self.mps_env)
             shutil.rmtree(self.work, ignore_errors=True)
         print(f"written: {self.file}")
         return int(any(part["state"] not in ("passed", "skipped") for part in found.values()))
@@ -394,7 +363,7 @@ def commit(folder: Path) -> str:
     return subprocess.getoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD || echo unknown").splitlines()[-1]
 
 
-def bundle(folder: Path) -> int:
+def bundle(folder: Path) -> None:
     """Makes the bundle for a machine with a GPU and no network: the program for any GPUs, and packages."""
     build = folder / "build"
     chosen = [*KERNELS, "-DNVX_PYTHON=OFF", "-DTORCH_CUDA_ARCH_LIST="]
@@ -406,7 +375,6 @@ def bundle(folder: Path) -> int:
     subprocess.run([*pip, "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS], check=True)
     (folder / "commit").write_text(made_of := commit(ROOT))
     print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {made_of}")
-    return 0
 
 
 def read_arguments(given: list[str]) -> argparse.Namespace:
@@ -429,4 +397,4 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = read_arguments(sys.argv[1:])
-    sys.exit(bundle(options.bundle.absolute()) if options.bundle else Run(options, Signals()).go())
+    sys.exit(bundle(options.bundle.absolute()) if options.bundle else Run(options).go())

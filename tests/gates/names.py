@@ -14,6 +14,9 @@ FIXED_FILES = {
     "CITATION.cff",
     "LICENSE",
     "MANIFEST.in",
+    "compute-sanitizer",
+    "nvidia-cuda-mps-control",
+    "nvidia-smi",
 }
 FILE = re.compile(r"_{0,2}[a-z][a-z0-9]*(_[a-z0-9]+)*(__)?(\.[a-z0-9_]+)*$")
 LOOSE_FOLDERS = {"docs", "cmake", ".ci", ".github"}  # dashes are usual in these

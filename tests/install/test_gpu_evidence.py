@@ -63,14 +63,16 @@ class Evidence:
             parts = tuple(part._replace(seconds=limit) for part in self.driver.PARTS)
             self.monkeypatch.setattr(self.driver, "PARTS", parts)
         self.log.write_text("")
-        handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            requested = self.driver.read_arguments(self.words(*words))
-            code = self.driver.Run(requested, self.driver.Signals()).go()
-        finally:
-            for one, handler in handlers.items():
-                signal.signal(one, handler)
-        return code, self.states(), self.log.read_text().split()
+        return self.of(*words).go(), self.states(), self.log.read_text().split()
+
+    def of(self, *words):
+        return self.driver.Run(self.driver.read_arguments(self.words(*words)))
+
+    def tool(self, name, script):
+        """In place of the simulated tool of this name."""
+        self.monkeypatch.setattr(self.driver, "SIMULATED_TOOLS", self.folder)
+        (self.folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.folder / name).chmod(0o755)
 
     def part(self, name):
         return json.loads(self.file.read_text())["parts"][name]
@@ -81,7 +83,10 @@ class Evidence:
 
 @pytest.fixture
 def evidence(monkeypatch, tmp_path):
-    return Evidence(monkeypatch, tmp_path)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield Evidence(monkeypatch, tmp_path)
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
 
 
 def test_parts_run_in_their_order_and_a_further_call_goes_on(evidence):
@@ -145,25 +150,27 @@ def test_a_time_limit_is_reported(evidence):
     assert evidence.part("streams")["why"] == "time ran out"
 
 
+def build_that_fails(run):
+    (run.work / "log").write_text("work.cc: error: no")
+    run.building = subprocess.Popen(["false"])
+
+
 @pytest.mark.parametrize(
     "gpus, visible", [(1, None), (2, None), (8, None), (8, "3,5"), (2, "0,1,2"), (8, "7"), (8, ""), (8, "-1")]
 )
-def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpus, visible):
+def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, gpus, visible):
     if visible is not None:
         evidence.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    listed = tmp_path / "nvidia-smi"
-    listed.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'\n" for i in range(gpus)))
-    listed.chmod(0o755)
-    evidence.monkeypatch.setattr(evidence.driver.Run, "tool", lambda run, name: str(listed))
+    evidence.tool("nvidia-smi", "\n".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'" for i in range(gpus)))
     gpus = min(gpus, len(visible.split(",")) if visible not in ("", "-1") else 0) if visible is not None else gpus
     if gpus < 2:  # it does not wait for the module to be built
-        evidence.monkeypatch.setattr(evidence.driver.Run, "wait_for_module", lambda run: pytest.fail("it waits"))
+        evidence.monkeypatch.setattr(evidence.driver.Run, "begin_build", lambda run, wanted: build_that_fails(run))
         assert evidence.run({}, "--parts", "one_each,symm_mem_8")[0] == 0
         assert evidence.part("one_each")["why"] == f"{gpus} GPU here: one process a GPU needs 2 or more"
         assert evidence.part("symm_mem_8")["why"] == f"{gpus} GPU here: one process a GPU needs 8 or more"
     else:
         part = next(part for part in evidence.driver.PARTS if part.name == "one_each")
-        command = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), None).command(part, 60)
+        command = evidence.of().command(part, 60)
         assert command[command.index("-n") + 1] == str(gpus)
 
 
@@ -176,13 +183,9 @@ def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpu
         (None, []),
     ],
 )
-def test_the_module_is_built_for_the_gpus_here(evidence, tmp_path, lists, wanted):
-    if lists:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\n[ $1 = --query-gpu=compute_cap ] && echo '{lists}'\n")
-        tool.chmod(0o755)
-    evidence.monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    run = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), evidence.driver.Signals())
+def test_the_module_is_built_for_the_gpus_here(evidence, lists, wanted):
+    evidence.tool("nvidia-smi", f"[ $1 = --query-gpu=compute_cap ] && echo '{lists}'" if lists else "exit 9")
+    run = evidence.of()
     run.dry, start, scripts = False, evidence.driver.start, []
 
     def note(command, out, env):
@@ -205,11 +208,7 @@ def test_a_file_of_another_commit_is_left_alone(evidence):
 
 
 def test_parts_of_a_module_that_cannot_be_built_state_why(evidence, monkeypatch):
-    def fail(self, wanted):
-        (self.work / "log").write_text("work.cc: error: no")
-        self.building = subprocess.Popen(["false"])
-
-    monkeypatch.setattr(evidence.driver.Run, "begin_build", fail)
+    monkeypatch.setattr(evidence.driver.Run, "begin_build", lambda run, wanted: build_that_fails(run))
     code, states, ran = evidence.run({}, "--parts", "torch_two_ranks,streams")
     assert code == 1 and ran == ["streams"] and states == {"streams": "passed", "torch_two_ranks": "failed"}
     assert evidence.part("torch_two_ranks")["why"].endswith("error: no")
@@ -226,12 +225,9 @@ def test_parts_that_need_no_module_run_while_it_is_built(evidence, monkeypatch):
     assert ran == ["streams", "copies"] and list(states) == ["streams", "copies", "torch_two_ranks"]
 
 
-def test_without_mps_processes_do_not_take_turns(evidence, monkeypatch):
+def test_without_mps_processes_do_not_take_turns(evidence):
     quits = evidence.folder / "quits"
-    control = evidence.folder / evidence.driver.MPS
-    control.write_text(f'#!/bin/sh\n[ "$1" = -d ] && {{ echo refused; exit 3; }}\ncat > {quits}\n')
-    control.chmod(0o755)
-    monkeypatch.setattr(evidence.driver.Run, "tool", lambda self, name: str(evidence.folder / name))
+    evidence.tool(evidence.driver.MPS, f'[ "$1" = -d ] && {{ echo refused; exit 3; }}\ncat > {quits}')
     assert evidence.run({}, "--parts", "bench_processes")[1:] == ({"bench_processes": "skipped"}, [])
     assert "it ended with code 3 refused" in evidence.part("bench_processes")["why"]
     assert quits.read_text() == "quit\n", "it may have come up late"
