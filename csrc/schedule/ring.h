@@ -6,14 +6,9 @@
 /// many messages in sequence as there are ranks. For large messages between few ranks.
 namespace nvx::schedule {
 
-struct RingNeighbours {
-  static constexpr int next(const Layout& l, int rank) { return rank + 1 == l.size ? 0 : rank + 1; }
-  static constexpr int before(const Layout& l, int rank) { return rank == 0 ? l.size - 1 : rank - 1; }
-};
-
 /// Chunk c starts at rank c, collects sums, is complete at rank c - 1, then goes round once more. A rank adds its own
 /// input when the chunk arrives, so nothing is copied in advance.
-struct RingAllReduce : AnyLayout, RingNeighbours {
+struct RingAllReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -21,9 +16,9 @@ struct RingAllReduce : AnyLayout, RingNeighbours {
     const bool gather = i >= uint64_t(l.size - 1);
     const int k = int(gather ? i - uint64_t(l.size - 1) : i);
     const Block out = l.chunk(mod(rank - k + gather, l.size)), in = l.chunk(mod(rank - k - !gather, l.size));
-    return {.send_to = next(l, rank),
+    return {.send_to = mod(rank + 1, l.size),
             .send = out.in(i == 0 ? kInput : kOutput),
-            .recv_from = before(l, rank),
+            .recv_from = mod(rank - 1, l.size),
             .recv = in.in(kOutput),
             .reduce = !gather,
             .with = gather ? Range{} : in.in(kInput)};
@@ -35,7 +30,7 @@ struct RingAllReduce : AnyLayout, RingNeighbours {
 
 /// Block b starts at rank b + 1 and collects sums until it reaches rank b. On the way it uses one of three slots, so
 /// that the next block can arrive while the last one is still being sent.
-struct RingReduceScatter : AnyLayout, RingNeighbours {
+struct RingReduceScatter : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : uint64_t(l.size - 1); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -43,9 +38,9 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
     const int k = int(i);
     const Block out = l.block(mod(rank - 1 - k, l.size)), in = l.block(mod(rank - 2 - k, l.size));
     const size_t room = longest(l.blocks);
-    return {.send_to = next(l, rank),
+    return {.send_to = mod(rank + 1, l.size),
             .send = k == 0 ? out.in(kInput) : Range{kScratch, slot(k - 1) * room, out.bytes},
-            .recv_from = before(l, rank),
+            .recv_from = mod(rank - 1, l.size),
             .recv = k == l.size - 2 ? l.own(rank).in(kOutput) : Range{kScratch, slot(k) * room, in.bytes},
             .reduce = true,
             .with = in.in(kInput)};
@@ -63,15 +58,15 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
 };
 
 /// Block b goes round from rank b. The own block is copied last, while the last message is in flight.
-struct RingAllGather : AnyLayout, RingNeighbours {
+struct RingAllGather : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const int k = int(i);
     if (k == l.size - 1) return move(rank, l.own(rank).in(kInput), l.block(rank).in(kOutput));
-    return {.send_to = next(l, rank),
+    return {.send_to = mod(rank + 1, l.size),
             .send = k == 0 ? l.own(rank).in(kInput) : l.block(mod(rank - k, l.size)).in(kOutput),
-            .recv_from = before(l, rank),
+            .recv_from = mod(rank - 1, l.size),
             .recv = l.block(mod(rank - k - 1, l.size)).in(kOutput)};
   }
 
