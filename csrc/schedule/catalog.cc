@@ -1,10 +1,7 @@
 #include "schedule/catalog.h"
 
-#include "schedule/bruck.h"
-#include "schedule/dissemination.h"
+#include "schedule/exchanges.h"
 #include "schedule/halving_doubling.h"
-#include "schedule/linear.h"
-#include "schedule/pairwise.h"
 #include "schedule/ring.h"
 #include "schedule/scatter_all_gather.h"
 #include "schedule/tree.h"
