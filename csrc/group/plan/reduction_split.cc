@@ -5,19 +5,8 @@
 namespace nvx {
 namespace {
 
-/// Must match `kernel/reduce/reduce.h`.
-bool accumulates_wider(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kF8E4M3FN:
-    case DType::kF8E5M2:
-    case DType::kF8E4M3FNUZ:
-    case DType::kF8E5M2FNUZ:
-    case DType::kF8E8M0FNU: return true;
-    default: return false;
-  }
-}
+/// The floats of fewer than 4 bytes, as in `kernel/reduce/reduce.h`. DType has the integers before the floats.
+bool accumulates_wider(DType dtype) { return dtype >= DType::kF16 && size_of(dtype) < 4; }
 
 }  // namespace
 
