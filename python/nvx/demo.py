@@ -22,9 +22,8 @@ import nvx
 
 from . import interrupts
 from .bench.sizes import above
-from .bench.train import wrapped
+from .bench.train import BATCH, stepper, wrapped
 
-BATCH = 4
 BATCHES = 2  # so few that the loss falls within the demo
 BACKENDS = ("nvx", "gloo")
 ROUNDING = 1e-5  # difference of weights that other orders of addition explain; two ranks have one order only
@@ -36,21 +35,14 @@ class Trainer:
     """One model under one strategy over one backend."""
 
     def __init__(self, strategy, group):
-        self.model = wrapped(strategy.lower(), group, torch.device("cpu"))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
-        generator = torch.Generator().manual_seed(1 + dist.get_rank(group))
-        self.inputs = torch.randn(BATCHES, BATCH, 512, generator=generator)
-        self.labels = torch.randint(10, (BATCHES, BATCH), generator=generator)
+        cpu = torch.device("cpu")
+        self.model = wrapped(strategy.lower(), group, cpu)
+        self.train = stepper(self.model, dist.get_rank(group), cpu, BATCHES, rate=0.2)
         self.times, self.losses = [], []
 
     def step(self):
-        batch = len(self.times) % BATCHES
-        inputs, labels = self.inputs[batch], self.labels[batch]
         start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self.model(inputs), labels)
-        loss.backward()
-        self.optimizer.step()
+        loss = self.train()
         self.times.append(time.perf_counter() - start)
         self.losses.append(loss.item())
 

@@ -81,18 +81,22 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
     return trained
 
 
-def stepper(trained: nn.Module, rank: int, device: torch.device) -> Callable[[], None]:
-    """One step: forward, backward, SGD. Every rank has its own data, the same for every contender."""
+def stepper(trained: nn.Module, rank: int, device: torch.device, batches: int = 1, rate: float = 1e-3) -> Callable:
+    """One step: forward, backward, SGD; returns the loss. Every rank has its own data, the same for every contender."""
     shape = torch.Generator().manual_seed(rank + 1)
-    inputs = torch.randn(BATCH, WIDTHS[0], generator=shape).to(device)
-    wanted = torch.randint(WIDTHS[-1], (BATCH,), generator=shape).to(device)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
+    inputs = torch.randn(batches, BATCH, WIDTHS[0], generator=shape).to(device)
+    wanted = torch.randint(WIDTHS[-1], (batches, BATCH), generator=shape).to(device)
+    turns = itertools.cycle(zip(inputs, wanted, strict=True))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=rate)
     loss = nn.CrossEntropyLoss()
 
-    def step() -> None:
+    def step() -> torch.Tensor:
+        batch, labels = next(turns)
         optimizer.zero_grad()
-        loss(trained(inputs), wanted).backward()
+        off = loss(trained(batch), labels)
+        off.backward()
         optimizer.step()
+        return off
 
     return step
 
