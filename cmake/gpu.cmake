@@ -53,10 +53,6 @@ target_include_directories(nvx_gpu_control PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${
 target_compile_options(nvx_gpu_control PRIVATE --fmad=false --expt-relaxed-constexpr)
 set_target_properties(nvx_gpu_control PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 
-if(TARGET kernel_cuda_test)
-  target_sources(kernel_cuda_test PRIVATE $<TARGET_OBJECTS:nvx_gpu_control>)
-endif()
-
 add_library(nvx_gpu_parts OBJECT ${gpu_sources})
 target_include_directories(nvx_gpu_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(nvx_gpu_parts SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
