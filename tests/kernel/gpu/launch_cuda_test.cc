@@ -90,7 +90,7 @@ class LaunchCuda : public Device {
   void SetUp() override {
     Device::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    const kernel::GpuCapacity room[] = {{kernel::resident_at_once(facts_), kRanks}};
+    const kernel::GpuCapacity room[] = {{kernel::resident_at_once(attributes_), kRanks}};
     const kernel::BlockAgreement agreed = kernel::agree_on_blocks(room, 2);
     ASSERT_GT(agreed.blocks, 0u) << agreed.why_fewer;
     shape_ = {kRanks, agreed.blocks, 4096, 4096};
