@@ -293,25 +293,10 @@ class FalseSocket {
   }
   std::string name() const { return "nvx-false-socket-" + std::to_string(getpid()); }
 
-  /// Sends these bytes with this descriptor to the next client. Its name has no tokens: they are zeros.
-  void answer(std::vector<char> bytes, int fd) {
-    bytes.insert(bytes.begin(), sizeof(Token), '\0');
-    Fd client(accept(listener_.get(), nullptr, nullptr));
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    iovec part{bytes.data(), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (fd >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      cmsghdr* head = CMSG_FIRSTHDR(&message);
-      head->cmsg_level = SOL_SOCKET;
-      head->cmsg_type = SCM_RIGHTS;
-      head->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
-    }
-    EXPECT_EQ(sendmsg(client.get(), &message, MSG_NOSIGNAL), ssize_t(bytes.size()));
+  /// Sends these bytes with this descriptor to the next client. The socket's name has no tokens: they are zeros.
+  void answer(const std::vector<char>& bytes, int fd) {
+    const LocalSocket client{Fd(accept(listener_.get(), nullptr, nullptr))};
+    EXPECT_TRUE(send_packet(client, bytes.data(), bytes.size(), std::span(&fd, fd >= 0 ? 1 : 0)));
   }
 
  private:

@@ -214,26 +214,16 @@ class InFlight {
   void fill() {
     int pair[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-    ends_[0] = Fd(pair[0]), ends_[1] = Fd(pair[1]);
-    alignas(cmsghdr) char control[CMSG_SPACE((kMost + 1) * sizeof(int))] = {};
-    char byte = 0;
-    iovec part{&byte, 1};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* head = CMSG_FIRSTHDR(&message);
-    head->cmsg_level = SOL_SOCKET;
-    head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN((kMost + 1) * sizeof(int));
-    std::memset(CMSG_DATA(head), 0, (kMost + 1) * sizeof(int));  // of stdin
-    ASSERT_EQ(sendmsg(ends_[0].get(), &message, MSG_NOSIGNAL), 1) << std::strerror(errno);
+    const LocalSocket full{Fd(pair[0])};
+    end_ = Fd(pair[1]);
+    const int stdin_twice[] = {0, 0};
+    while (send_packet(full, "", 1, stdin_twice)) continue;
+    EXPECT_EQ(errno, EAGAIN);
   }
-  void empty() { ends_[0] = Fd(), ends_[1] = Fd(); }
+  void empty() { end_ = Fd(); }
 
  private:
-  Fd ends_[2];
+  Fd end_;
 };
 
 /// Runs the body as a process of such a user.
