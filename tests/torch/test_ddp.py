@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from training import (
     WIDTH,
     Net,
+    assert_as_alone,
     assert_ranks_agree,
     assert_same_weights,
     batch,
@@ -77,16 +78,7 @@ def test_against_one_process(rank, world):
     """DDP computes the mean of the ranks' gradients, added in rank order."""
     trained = weights(train(DDP(net()), rank))
     assert_ranks_agree(trained, "weights after training")
-    alone = net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        for r in range(world):
-            x, y = batch(r, step)
-            (nn.functional.mse_loss(alone(x), y) / world).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for got, want in zip(trained, weights(alone), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert_as_alone(trained, world)
 
 
 @on_ranks(2)

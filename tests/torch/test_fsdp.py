@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from training import WIDTH, assert_same_weights, batch, net, same_over_gloo, train, weights
+from training import WIDTH, assert_as_alone, assert_same_weights, batch, net, same_over_gloo, train, weights
 
 CPU = torch.device("cpu")
 
@@ -139,16 +139,7 @@ def test_fsdp2_mixed_precision(rank, world):
 def test_fsdp2_is_ddp_with_less_memory(rank, world):
     """The weights equal those of plain training on the mean of the gradients, to rounding."""
     got = fsdp2(mesh_of(dist.group.WORLD), rank)
-    alone = net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        for r in range(world):
-            x, y = batch(r, step)
-            (nn.functional.mse_loss(alone(x), y) / world).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for a, b in zip(got, weights(alone), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert_as_alone(got, world)
 
 
 @only_nvx
@@ -157,16 +148,7 @@ def test_fsdp2_divide_factor(rank, world):
     """A custom factor arrives as PREMUL_SUM. Twice the default factor halves the learning rate."""
     mesh = mesh_of(dist.group.WORLD)
     got = fsdp2(mesh, rank, factor=float(2 * world))
-    alone = net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for step in range(4):
-        for r in range(world):
-            x, y = batch(r, step)
-            (nn.functional.mse_loss(alone(x), y) / (2 * world)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for a, b in zip(got, weights(alone), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert_as_alone(got, world, 2 * world)
 
 
 @on_ranks(4)

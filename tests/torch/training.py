@@ -53,6 +53,20 @@ def assert_same_weights(got, want, what):
         assert_same(a, b, f"{what}: parameter {number}")
 
 
+def assert_as_alone(got, world, divisor=None):
+    """Asserts that DDP's or FSDP's weights are, to rounding, those of one process that adds the ranks' gradients."""
+    alone = net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        for rank in range(world):
+            x, y = batch(rank, step)
+            (f.mse_loss(alone(x), y) / (divisor or world)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for a, b in zip(got, weights(alone), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def assert_ranks_agree(tensors, what):
     """Asserts that every rank has the same bits, over an independent path: objects over gloo."""
     gloo = dist.new_group(backend="gloo")
