@@ -160,6 +160,20 @@ def eventually(holds, seconds=10.0):
         time.sleep(0.001)
 
 
+def argument_error(text):
+    import nvx
+
+    return pytest.raises(nvx.ArgumentError, match=text)
+
+
+def until_it_fails(call, seconds=20.0):
+    """For bodies: repeats the call until it raises. A failure on the device is raised by a later call."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        call()
+        time.sleep(0.01)
+
+
 def body_of(job):
     thing = getattr(importlib.import_module(job.module), job.name)
     return getattr(thing, "body", thing)

@@ -16,7 +16,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import SEVERAL_HOSTS, TORCH, on_fake_gpus, sync
+from ranks import SEVERAL_HOSTS, TORCH, on_fake_gpus, sync, until_it_fails
 from test_device import GPU, MODES, assert_all, captured, on_gpu
 
 DEVICE = test_device
@@ -48,12 +48,8 @@ def stderr_lines():
 
 
 def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, most=20):
-    """Repeats the call until it raises this error: a failure on the device is raised by a later call."""
-    end = time.monotonic() + most
     with pytest.raises(kind, match=match):
-        while time.monotonic() < end:
-            call()
-            time.sleep(0.01)
+        until_it_fails(call, most)
 
 
 def is_delegated(call):

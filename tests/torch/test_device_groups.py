@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import copy
 import threading
 import time
 from datetime import timedelta
@@ -12,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import peek, queries_fail, set_copy_rate, set_delays
-from ranks import TORCH, on_fake_gpus, only_nvx, sync
+from ranks import on_fake_gpus, only_nvx, sync
 from test_delegate import raises_before_long
+from test_groups import split
 from test_interrupts import handled
 
 GPU = "fakegpu"
@@ -29,15 +29,6 @@ def assert_all(tensor, value):
     assert torch.equal(host, torch.full_like(host, float(value))), f"{value} wanted, got {host}"
 
 
-def split(ranks_lists, name):
-    if TORCH >= (2, 15):
-        return dist.split_group(split_ranks=ranks_lists, group_desc=name)
-    world = dist.group.WORLD
-    mine = next(r for r in ranks_lists if dist.get_rank() in r)
-    options = copy.deepcopy(world._get_backend(torch.device(GPU)).options)
-    return world.split_group(mine, timeout=timedelta(seconds=30), opts=options, group_name=f"{name}-{mine}")
-
-
 def split_sum(group, tensor):
     group.allreduce([tensor]).wait()
     return tensor
@@ -47,8 +38,8 @@ def split_sum(group, tensor):
 def test_splits(rank, world):
     """Each split orders its own calls, for device tensors too; the parent group stays usable."""
     set_delays(rank, 500)
-    halves = split([[0, 1], [2, 3]], "halves")
-    pairs = split([[0, 2], [1, 3]], "pairs")
+    halves = split([[0, 1], [2, 3]], "halves", torch.device(GPU))
+    pairs = split([[0, 2], [1, 3]], "pairs", torch.device(GPU))
     for count in (100, 1_500_000):
         works = [group.allreduce([on_gpu(rank, count)]) for group in (halves, pairs)]
         total = on_gpu(rank, count)

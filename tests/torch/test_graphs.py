@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import on_simulated_gpus, sync
+from ranks import on_simulated_gpus, sync, until_it_fails
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu, refuse_in_a_capture
 
 
@@ -22,13 +22,6 @@ def open_device(group=None):
     dist.all_reduce(on_gpu(1), group=group)
     torch.accelerator.synchronize()
     reset_counts()
-
-
-def until_it_fails(call, seconds=20):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        call()
-        time.sleep(0.01)
 
 
 def replayed_once(rank, group=None):

@@ -338,13 +338,13 @@ def test_a_group_of_one(rank, world):
 # --- splits -------------------------------------------------------------------------------------------------
 
 
-def split(ranks_lists, name):
+def split(ranks_lists, name, device=CPU):
     """`split_group` as this torch offers it on the CPU: up to 2.14 its Python part requires an accelerator."""
     if TORCH >= (2, 15):
         return dist.split_group(split_ranks=ranks_lists, group_desc=name)
     world = dist.group.WORLD
     mine = next((r for r in ranks_lists if dist.get_rank() in r), ranks_lists[0])
-    options = copy.deepcopy(world._get_backend(CPU).options)
+    options = copy.deepcopy(world._get_backend(device).options)
     return world.split_group(mine, timeout=timedelta(seconds=30), opts=options, group_name=f"{name}-{mine}")
 
 

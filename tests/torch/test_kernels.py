@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, held, launches_block, reset_counts, set_delays, slow_fill
 from nvx import doctor
-from ranks import TORCH, on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync
+from ranks import TORCH, eventually, on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync, until_it_fails
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
@@ -88,10 +88,7 @@ def test_calls_that_do_not_match_are_named(rank, world):
             work = dist.all_reduce(tensor, async_op=True)
         else:
             work = dist.broadcast(tensor, 0, async_op=True)
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            work.wait()
-            time.sleep(0.01)
+        until_it_fails(work.wait)
     assert "all_reduce" in str(caught.value) and "broadcast" in str(caught.value), caught.value
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(tensor)
@@ -106,11 +103,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
         sync("the other one has given up")
         return
     with pytest.raises(dist.DistBackendError, match="rank 0"):
-        work = dist.all_reduce(tensor, async_op=True)
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            work.wait()
-            time.sleep(0.01)
+        until_it_fails(dist.all_reduce(tensor, async_op=True).wait)
     sync("the other one has given up")
 
 
@@ -181,10 +174,7 @@ def test_a_rank_that_dies_is_named_within_a_second(rank, world, block):
     began = time.monotonic()
     message = "rank 1 .* ended|rank 1 .*has ended|rank 1 .*died"
     with launches_block(block), pytest.raises(dist.DistBackendError, match=message):
-        work = dist.all_reduce(tensor, async_op=True)
-        while time.monotonic() < began + 20:
-            work.wait()
-            time.sleep(0.01)
+        until_it_fails(dist.all_reduce(tensor, async_op=True).wait)
     assert time.monotonic() - began < 3
     torch.accelerator.synchronize()  # waits for the end of the kernel
 
@@ -262,10 +252,7 @@ def test_a_rank_that_goes_too_early_is_named(rank, world, block):
         return
     began = time.monotonic()
     with launches_block(block), pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
-        work = dist.all_reduce(on_gpu(1), async_op=True)
-        while time.monotonic() < began + 20:
-            work.wait()
-            time.sleep(0.01)
+        until_it_fails(dist.all_reduce(on_gpu(1), async_op=True).wait)
     assert time.monotonic() - began < 3
 
 
@@ -510,23 +497,16 @@ def test_hooks_are_called_at_the_end_on_the_device(rank, world):
         dist.all_reduce(tensor, group=group)
         time.sleep(0.1)
         assert not infos
-    until(lambda: len(infos) == 4)
+    eventually(lambda: len(infos) == 4, 30)
     for work in works:
         assert 0 <= work._get_duration() < 1e6
     if rank == 1:
         slow_fill(tensor, 1, 200)  # keeps the peer's kernel waiting
     work = dist.all_reduce(tensor, group=group, async_op=True)
-    until(lambda: len(infos) == 5)
+    eventually(lambda: len(infos) == 5, 30)
     if rank == 0:
         assert work._get_duration() > 100
     assert work._get_duration() == pytest.approx(infos[-1].active_duration.total_seconds() * 1e3, rel=0.01)
-
-
-def until(holds, seconds=30):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # --- ranks that are threads of one process, on one device

@@ -12,7 +12,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, set_delays
-from ranks import on_domain_gpus, only_nvx, sync
+from ranks import on_domain_gpus, only_nvx, sync, until_it_fails
 from simulated import domain
 from test_delegate import stderr_lines
 from test_device import GPU, MODES, assert_all, on_gpu
@@ -39,9 +39,7 @@ def routes(group=None):
 def raises_within(seconds, match, call):
     began = time.monotonic()
     with pytest.raises(dist.DistBackendError, match=match):
-        while time.monotonic() < began + 3 * seconds:
-            call()
-            time.sleep(0.01)
+        until_it_fails(call, 3 * seconds)
     assert time.monotonic() - began < seconds
 
 

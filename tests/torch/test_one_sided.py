@@ -11,18 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, TORCH, eventually, on_ranks, on_two_hosts, sync
+from ranks import OVER_NVX, TORCH, argument_error, eventually, on_ranks, on_two_hosts, sync
 from reference import assert_same, wild_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
 SECOND = timedelta(seconds=1)
-
-
-def argument_error(text):
-    import nvx
-
-    return pytest.raises(nvx.ArgumentError, match=text)
 
 
 def exchange(rank, world, dtype, count):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import warm
 from fake_device import held, set_delays, slow_fill
-from ranks import on_simulated_gpus, sync
+from ranks import on_simulated_gpus, sync, until_it_fails
 from test_device import GPU, assert_all, on_gpu
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -394,12 +394,8 @@ def test_an_owner_that_dies(rank, world):
     if rank == 1:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
     with pytest.raises(dist.DistBackendError, match="rank 1 "):
-        work = dist.all_reduce(tensor, async_op=True)
-        while time.monotonic() < began + 30:
-            work.wait()
-            time.sleep(0.01)
+        until_it_fails(dist.all_reduce(tensor, async_op=True).wait, 30)
     torch.accelerator.synchronize()
     tensor.fill_(1)
     assert_all(tensor, 1)

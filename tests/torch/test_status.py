@@ -12,7 +12,7 @@ import time
 import pytest
 import warm
 from nvx.commands import status
-from ranks import only_nvx
+from ranks import eventually, only_nvx
 
 pytestmark = only_nvx
 
@@ -90,13 +90,6 @@ def job(tmp_path_factory):
     job.end()
 
 
-def until(what, seconds=20):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
 def page_of(content):
     """A descriptor of a page with this content, as a rank has one."""
     page = os.memfd_create("nvx-status", os.MFD_CLOEXEC)
@@ -119,7 +112,7 @@ def test_an_idle_rank_shows_its_last_call_and_totals(job):
 def test_a_rank_that_never_calls_is_named(job, capsys):
     number = job.group(0)["issued"] + 1
     job.send(0, "dist.all_reduce(tensor)")
-    until(lambda: job.group(0)["waits_for"] == 1)
+    eventually(lambda: job.group(0)["waits_for"] == 1, 20)
     group = job.group(0)
     assert (group["call"]["number"], group["call"]["call"]) == (number, "all_reduce(sum, f32, 4 elements)")
     time.sleep(0.1)
@@ -130,7 +123,7 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert f"rank 1 (pid {job.pid(1)}) is waited for, and has not made that call" in shown
     os.kill(job.pid(1), signal.SIGSTOP)
     try:
-        until(lambda: "rank 1" in job.text() and "is stopped" in job.text())
+        eventually(lambda: "rank 1" in job.text() and "is stopped" in job.text(), 20)
     finally:
         os.kill(job.pid(1), signal.SIGCONT)
     assert status.main([str(job.pid(0)), "--json"]) == 0
@@ -191,7 +184,7 @@ esac
     monkeypatch.setattr(status, "ANSWER_S", 15)
     try:
         job.send(0, "dist.all_reduce(tensor)")
-        until(lambda: job.group(0)["waits_for"] == 1)
+        eventually(lambda: job.group(0)["waits_for"] == 1, 20)
         assert status.main(["--hosts", "d,a, b,c,e,f"]) == 0, "d uses up nobody's time"
         shown = capsys.readouterr().out
         assert shown.count("group 0: ") == 1 and "group 0: 2 of 2 ranks are on these hosts" in shown
@@ -218,7 +211,7 @@ esac
 
 def test_a_receive_without_a_send_is_shown(job):
     job.send(0, "dist.recv(tensor, 1)")
-    until(lambda: job.group(0)["messages"])
+    eventually(lambda: job.group(0)["messages"], 20)
     assert job.group(0)["messages"]["oldest"] == "recv(f32, 4 elements, from rank 1)"
     assert "recv(f32, 4 elements, from rank 1)" in job.text()
     job.send(1, "dist.send(tensor, 0)")

@@ -9,19 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from ranks import SEVERAL_HOSTS, TORCH, Ranks, eventually, on_ranks, on_two_hosts, only_nvx, sync
+from ranks import SEVERAL_HOSTS, TORCH, Ranks, argument_error, eventually, on_ranks, on_two_hosts, only_nvx, sync
 from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import _SymmetricMemory
 
 pytestmark = only_nvx
 one_host = pytest.mark.skipif(SEVERAL_HOSTS, reason="no rank maps memory of another host")
 DIES = 1
-
-
-def argument_error(text):
-    import nvx
-
-    return pytest.raises(nvx.ArgumentError, match=text)
 
 
 def shared(count, dtype=torch.float32, group=None):

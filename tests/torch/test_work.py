@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
-from ranks import BACKEND, OVER_NVX, TORCH, on_ranks, on_threads, only_nvx, sync
+from ranks import BACKEND, OVER_NVX, TORCH, eventually, on_ranks, on_threads, only_nvx, sync
 from reference import assert_same, reduced, small_numbers
 from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
@@ -86,9 +86,7 @@ def test_futures(rank, world):
     future.add_done_callback(lambda f: seen.append(f.value()[0].clone()))
     assert_same(doubled.wait()[0], 2 * want, "then")
     assert_same(future.wait()[0], want, "future")
-    end = time.monotonic() + 10
-    while not seen and time.monotonic() < end:  # callbacks run beside waiting threads
-        time.sleep(0.001)
+    eventually(lambda: seen)  # callbacks run beside waiting threads
     assert_same(seen[0], want, "done callback")
     together = torch.futures.collect_all([dist.all_reduce(torch.ones(3), async_op=True).get_future() for _ in range(5)])
     assert [f.value()[0].tolist() for f in together.wait()] == [[float(world)] * 3] * 5
