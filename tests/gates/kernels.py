@@ -283,8 +283,9 @@ def by_cmake(context, folder):
     version = re.search(r"version (\d+)\.(\d+)", context.run(["cmake", "--version"], "cmake"))
     if version and (int(version[1]), int(version[2])) < (3, 26):
         return "by CMake not built, which is older than 3.26 (pip install cmake)"
-    configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
-    compile_all(context, folder, "nvx_cuda", "nvx_gpu")
+    tests = ("-DNVX_TESTS=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
+    configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", *tests)
+    compile_all(context, folder, "nvx_cuda", "nvx_gpu", "kernel_cuda_test")
     start_program(context, folder / "nvx_gpu", "facts", "correct", "processes")
     return ""
 
