@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEEDS = ROOT / "tests" / "fuzz" / "seeds"
 # Decoder lines are those of functions that run on bytes of another process: they parse or check them, or act on a value
 # in them. The rule goes by function, so a file counts without those that only send or describe this process. Algorithms
-# that read the counters in a peer's pad (kernel/cpu) have a target, lane_fuzz, and do not count as decoders.
+# that read the counters in a peer's pad (kernel/cpu) have a target, channel_fuzz, and do not count as decoders.
 WHOLE_BUT = {
     "base/failure_note.cc": "",
     "group/setup/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes

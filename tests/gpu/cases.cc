@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "kernel/cpu/host_collectives.h"
-#include "support/lanes.h"
+#include "support/channels.h"
 
 namespace nvx::gpu {
 
@@ -161,15 +161,15 @@ void every_offset(Runner& run, uint32_t ranks) {
 }
 
 std::string on_cpu(const Spec& spec, int ranks, const kernel::Level& level, kernel::Algorithm algorithm) {
-  test::Lanes lanes(ranks);
+  test::Channels channels(ranks);
   std::vector<std::string> wrong(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       test::Side side(spec, r, ranks);
       const WaitRules rules = test::rules_of(std::chrono::seconds(20));
-      kernel::CpuExec ex(side.width(), level.reduce(spec.dtype, spec.op), lanes[r].factors().data(), rules);
-      const bool ok = kernel::run_on_cpu(algorithm, ex, lanes[r], side.args());
+      kernel::CpuExec ex(side.width(), level.reduce(spec.dtype, spec.op), channels[r].factors().data(), rules);
+      const bool ok = kernel::run_on_cpu(algorithm, ex, channels[r], side.args());
       wrong[size_t(r)] = ok ? side.verdict() : "rank " + std::to_string(r) + ": a wait did not end well";
     });
   }

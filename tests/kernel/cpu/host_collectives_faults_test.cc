@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel/cpu/host_collectives.h"
-#include "support/lanes.h"
+#include "support/channels.h"
 #include "support/ranks.h"
 #include "support/specs.h"
 
@@ -25,10 +25,10 @@ struct Route {
 /// The root with which rank 0 of two waits for rank 1's data; -1: there is none.
 int root_for_rank_0(Collective c) { return !is_rooted(c) ? -1 : sends_from_root(c) ? 1 : 0; }
 
-Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds timeout) {
+Verdict run(Channels& channels, int rank, Algorithm algorithm, Side& side, milliseconds timeout) {
   const WaitRules rules = rules_of(timeout);
-  CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[rank].factors().data(), rules);
-  if (run_on_cpu(algorithm, ex, lanes[rank], side.args())) return {};
+  CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), channels[rank].factors().data(), rules);
+  if (run_on_cpu(algorithm, ex, channels[rank], side.args())) return {};
   EXPECT_NE(ex.verdict().cause, Verdict::Cause::kNone);
   return ex.verdict();
 }
@@ -37,13 +37,13 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   constexpr int kRanks = 3, kAbsent = 2;
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (sends_from_root(row.collective)) continue;  // AnAbsentRootIsNamedByItsReaders
-    Lanes lanes(kRanks, uint32_t(-2));
+    Channels channels(kRanks, uint32_t(-2));
     Spec spec{.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {3000, 3000, 3000}};
     as_threads(kRanks, [&](int rank) {
       if (rank == kAbsent) return;
       Side side(spec, rank, kRanks);
       const auto began = Clock::now();
-      const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(100));
+      const Verdict verdict = run(channels, rank, row.algorithm, side, milliseconds(100));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
       if (spec.root >= 0 && rank != spec.root && !row.waits_for_all) return;
       EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(row.algorithm) << " rank " << rank;
@@ -55,11 +55,11 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
 }
 
 /// Rank 0 arrives in its first operation, and does no more.
-bool arrive(Lanes& lanes, Side& root) {
+bool arrive(Channels& channels, Side& root) {
   const WaitRules rules = rules_of(milliseconds(1000));
   CpuExec ex(root.width(), nullptr, nullptr, rules);
-  if (!lanes[0].enter(ex)) return false;
-  lanes[0].arrive(ex, root.args().call, kernel::Staging::kLeased);
+  if (!channels[0].enter(ex)) return false;
+  channels[0].arrive(ex, root.args().call, kernel::Staging::kLeased);
   return true;
 }
 
@@ -68,13 +68,13 @@ TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
   const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   enum class Lender { kStands, kFails, kLeaves };
   for (const Lender lender : {Lender::kStands, Lender::kFails, Lender::kLeaves}) {
-    Lanes lanes(2);
+    Channels channels(2);
     Side root(spec, 0, 2), reader(spec, 1, 2);
-    lanes.lend(0, root.in());
-    ASSERT_TRUE(arrive(lanes, root));
-    if (lender == Lender::kFails) lanes.pad(0).header().failure.write({.code = Code::kTimeout});
-    if (lender == Lender::kLeaves) lanes.pad(0).header().presence = kernel::Presence::kLeft;
-    const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
+    channels.lend(0, root.in());
+    ASSERT_TRUE(arrive(channels, root));
+    if (lender == Lender::kFails) channels.pad(0).header().failure.write({.code = Code::kTimeout});
+    if (lender == Lender::kLeaves) channels.pad(0).header().presence = kernel::Presence::kLeft;
+    const Verdict verdict = run(channels, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
     if (lender == Lender::kStands) {
       EXPECT_EQ(verdict.cause, Verdict::Cause::kNone);
       EXPECT_EQ(reader.verdict(), "");
@@ -82,26 +82,26 @@ TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
     }
     EXPECT_EQ(verdict.how, Waited::kAlarmed);
     EXPECT_EQ(verdict.peer, 0);
-    EXPECT_FALSE(reached(lanes.pad(1).done().value, stamp(1, 0))) << "the lender would take its data as read";
+    EXPECT_FALSE(reached(channels.pad(1).done().value, stamp(1, 0))) << "the lender would take its data as read";
   }
 }
 
 TEST(Faults, ARankThatStagesMayLeaveBeforeOthersHaveReadLentData) {
   const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
-  Lanes lanes(3);
+  Channels channels(3);
   Side root(spec, 0, 3), reader(spec, 1, 3);
-  lanes.lend(0, root.in());
-  ASSERT_TRUE(arrive(lanes, root));
-  lanes.pad(2).header().presence = kernel::Presence::kLeft;
-  EXPECT_EQ(run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000)).cause, Verdict::Cause::kNone);
+  channels.lend(0, root.in());
+  ASSERT_TRUE(arrive(channels, root));
+  channels.pad(2).header().presence = kernel::Presence::kLeft;
+  EXPECT_EQ(run(channels, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000)).cause, Verdict::Cause::kNone);
 }
 
 TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
   const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
-  Lanes lanes(2);
+  Channels channels(2);
   Side root(spec, 0, 2);
-  lanes.lend(0, root.in());
-  const Verdict verdict = run(lanes, 0, Algorithm::kPublishPipelined, root, milliseconds(50));
+  channels.lend(0, root.in());
+  const Verdict verdict = run(channels, 0, Algorithm::kPublishPipelined, root, milliseconds(50));
   EXPECT_EQ(verdict.how, Waited::kTimedOut);
   EXPECT_EQ(verdict.peer, 1);
 }
@@ -109,11 +109,11 @@ TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
 TEST(Faults, DataThatIsLentFromOutsideTheMemoryOfTensorsIsRefused) {
   const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   for (const uint64_t offset : {uint64_t(1) << 62, (uint64_t(1) << 62) - 11999, ~uint64_t(0)}) {
-    Lanes lanes(2);
+    Channels channels(2);
     Side root(spec, 0, 2), reader(spec, 1, 2);
-    lanes[0].lend(offset, Lanes::kLease);
-    ASSERT_TRUE(arrive(lanes, root));
-    const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
+    channels[0].lend(offset, Channels::kLease);
+    ASSERT_TRUE(arrive(channels, root));
+    const Verdict verdict = run(channels, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
     EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease);
     EXPECT_EQ(verdict.peer, 0);
   }
@@ -123,11 +123,11 @@ TEST(Faults, AnAbsentRootIsNamedByItsReaders) {
   constexpr int kRoot = 1;
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (!sends_from_root(row.collective)) continue;
-    Lanes lanes(3);
+    Channels channels(3);
     as_threads(3, [&](int rank) {
       if (rank == kRoot) return;
       Side side({.collective = row.collective, .root = kRoot, .counts = {3000, 3000, 3000}}, rank, 3);
-      const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(100));
+      const Verdict verdict = run(channels, rank, row.algorithm, side, milliseconds(100));
       EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(row.algorithm);
       EXPECT_EQ(verdict.peer, kRoot);
     });
@@ -135,7 +135,7 @@ TEST(Faults, AnAbsentRootIsNamedByItsReaders) {
 }
 
 TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
-  Lanes lanes(2);
+  Channels channels(2);
   Alarm alarm;
   as_threads(2, [&](int rank) {
     if (rank == 1) {
@@ -146,7 +146,7 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
     Side side({.counts = {0}}, 0, 2);
     const WaitRules rules{Deadline::after(milliseconds(0)), {}, &alarm};
     CpuExec ex(4, nullptr, nullptr, rules);
-    EXPECT_FALSE(run_on_cpu(Algorithm::kBarrier, ex, lanes[0], side.args()));
+    EXPECT_FALSE(run_on_cpu(Algorithm::kBarrier, ex, channels[0], side.args()));
     EXPECT_EQ(ex.verdict().how, Waited::kAlarmed);
     EXPECT_EQ(alarm.recorded, 1);
   });
@@ -162,12 +162,12 @@ TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
   others[3].counts = {99};
   others[4].collective = Collective::kReduce, others[4].root = 0;
   for (const Spec& other : others) {
-    Lanes lanes(2);
+    Channels channels(2);
     as_threads(2, [&](int rank) {
       Side side(rank == 0 ? usual : other, rank, 2);
       const Algorithm algorithm =
           rank == 1 && other.collective == Collective::kBarrier ? Algorithm::kBarrier : Algorithm::kReduceOneShot;
-      const Verdict verdict = run(lanes, rank, algorithm, side, milliseconds(5000));
+      const Verdict verdict = run(channels, rank, algorithm, side, milliseconds(5000));
       const bool leaves_at_once =
           rank == 1 && other.collective == Collective::kReduce;  // to a root from which it expects nothing
       EXPECT_EQ(verdict.cause, leaves_at_once ? Verdict::Cause::kNone : Verdict::Cause::kMismatch) << describe(other);
@@ -177,14 +177,14 @@ TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
 
 /// A rank that returned before the mismatch was visible carries it in its history to the next operation.
 TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
-  Lanes lanes(2);
+  Channels channels(2);
   as_threads(2, [&](int rank) {
     Side send({.collective = Collective::kBroadcast, .root = 0, .counts = {10}}, rank, 2);
     Side other({.collective = Collective::kBroadcast, .root = 0, .counts = {11}}, rank, 2);
-    const Verdict first = run(lanes, rank, Algorithm::kPublishOneShot, rank == 0 ? send : other, milliseconds(5000));
+    const Verdict first = run(channels, rank, Algorithm::kPublishOneShot, rank == 0 ? send : other, milliseconds(5000));
     EXPECT_EQ(first.cause, rank == 0 ? Verdict::Cause::kNone : Verdict::Cause::kMismatch);
     Side barrier({.counts = {0}}, rank, 2);
-    EXPECT_EQ(run(lanes, rank, Algorithm::kBarrier, barrier, milliseconds(5000)).cause, Verdict::Cause::kMismatch);
+    EXPECT_EQ(run(channels, rank, Algorithm::kBarrier, barrier, milliseconds(5000)).cause, Verdict::Cause::kMismatch);
   });
 }
 
@@ -195,14 +195,14 @@ TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
         Route{Collective::kReduce, Algorithm::kReduceOneShot, 1}, Route{Collective::kScatter, Algorithm::kExchange, 0},
         Route{Collective::kGather, Algorithm::kExchange, 1}}) {
     for (const uint32_t first : {uint32_t(0), uint32_t(-3)}) {
-      Lanes lanes(2, first);
+      Channels channels(2, first);
       as_threads(2, [&](int rank) {
         const int root = route.root == 0 ? rank : 1 - rank;
         Side side({.collective = route.collective, .root = root, .counts = {10, 10}}, rank, 2);
         for (uint32_t i = 0; i < kernel::kEpochs; ++i) {
-          EXPECT_EQ(run(lanes, rank, route.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
+          EXPECT_EQ(run(channels, rank, route.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
         }
-        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(5000));
+        const Verdict verdict = run(channels, rank, route.algorithm, side, milliseconds(5000));
         EXPECT_EQ(verdict.cause, Verdict::Cause::kMismatch) << int(route.collective);
         EXPECT_EQ(verdict.wanted, stamp(first + 1, 0)) << "the first operation that differed";
       });
@@ -214,13 +214,13 @@ TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
 TEST(Faults, ARootThatStreamsNamesARankWithAnotherCall) {
   for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
                              Route{Collective::kScatter, Algorithm::kExchange, 0}}) {
-    Lanes lanes(2);
+    Channels channels(2);
     as_threads(2, [&](int rank) {
       Side large({.collective = route.collective, .root = 0, .counts = {200'000, 200'000}}, rank, 2);
       Side small({.collective = Collective::kBroadcast, .root = 1, .counts = {1, 1}}, rank, 2);
       const auto began = Clock::now();
-      const Verdict verdict = rank == 0 ? run(lanes, rank, route.algorithm, large, milliseconds(20'000))
-                                        : run(lanes, rank, Algorithm::kPublishOneShot, small, milliseconds(20'000));
+      const Verdict verdict = rank == 0 ? run(channels, rank, route.algorithm, large, milliseconds(20'000))
+                                        : run(channels, rank, Algorithm::kPublishOneShot, small, milliseconds(20'000));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
       EXPECT_EQ(verdict.cause, rank == 0 ? Verdict::Cause::kMismatch : Verdict::Cause::kNone);
     });
@@ -229,7 +229,7 @@ TEST(Faults, ARootThatStreamsNamesARankWithAnotherCall) {
 
 TEST(Faults, CountsThatDifferByPairAreNamed) {
   for (const size_t n : {size_t(50), size_t(30000)}) {
-    Lanes lanes(2);
+    Channels channels(2);
     as_threads(2, [&](int rank) {
       // Rank 0 sends n - 1 to rank 1, which expects n.
       Side side({.collective = Collective::kAllToAll, .counts = {n, n}}, rank, 2);
@@ -239,7 +239,7 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
       args.send = send.data();
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      const bool ended = run_on_cpu(Algorithm::kExchange, ex, lanes[rank], args);
+      const bool ended = run_on_cpu(Algorithm::kExchange, ex, channels[rank], args);
       if (rank == 0) return;  // it is done, or still waits for rank 1 to fetch
       EXPECT_FALSE(ended);
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kCounts);
@@ -257,21 +257,21 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   for (const auto& [offset, bytes] : kForged) {
     for (const HostAlgorithm& row : kHostAlgorithms) {
       if (row.through != Through::kLeases) continue;
-      Lanes lanes(2);
+      Channels channels(2);
       as_threads(2, [&, offset = offset, bytes = bytes](int rank) {
         Side side({.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {30000, 30000}},
                   rank, 2);
         if (rank == 1) {
           // The arrival of rank 1, with a false lease.
-          kernel::Arrival& here = lanes.pad(1).arrival(1);
+          kernel::Arrival& here = channels.pad(1).arrival(1);
           here.fingerprint = side.fingerprint();
-          for (int p = 0; p < 2; ++p) lanes.pad(1).counts(1)[p] = side.send()[size_t(p)].bytes;
+          for (int p = 0; p < 2; ++p) channels.pad(1).counts(1)[p] = side.send()[size_t(p)].bytes;
           here.lease_offset = offset;
           here.lease_bytes = bytes;
           signal(here.flag, stamp(1, 0));
           return;
         }
-        const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(10'000));
+        const Verdict verdict = run(channels, rank, row.algorithm, side, milliseconds(10'000));
         EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease)
             << kernel::name(row.algorithm) << " " << offset << " " << bytes;
       });
@@ -285,14 +285,14 @@ TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
                                   uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
   for (const uint64_t forged : kForged) {
     for (const bool leased : {true, false}) {
-      Lanes lanes(3);
+      Channels channels(3);
       // Rank 0 offers rank 2 the expected size, and the others false ones.
       Side side({.collective = Collective::kAllToAll, .counts = {100, 100, 100}}, 2, 3);
-      kernel::Arrival& there = lanes.pad(0).arrival(1);
+      kernel::Arrival& there = channels.pad(0).arrival(1);
       there.fingerprint = side.fingerprint();
-      lanes.pad(0).counts(1)[0] = forged;
-      lanes.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - forged;
-      lanes.pad(0).counts(1)[2] = side.recv()[0].bytes;
+      channels.pad(0).counts(1)[0] = forged;
+      channels.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - forged;
+      channels.pad(0).counts(1)[2] = side.recv()[0].bytes;
       there.lease_offset = kernel::PadLayout(3).bytes();
       there.lease_bytes = leased ? 4096 : 0;
       signal(there.flag, stamp(1, 0));
@@ -301,7 +301,7 @@ TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
       args.meets = 0;
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      EXPECT_FALSE(run_on_cpu(Algorithm::kExchange, ex, lanes[2], args)) << forged << " " << leased;
+      EXPECT_FALSE(run_on_cpu(Algorithm::kExchange, ex, channels[2], args)) << forged << " " << leased;
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << forged << " " << leased;
     }
   }
@@ -352,13 +352,13 @@ class LateReader : public CpuExec {
 };
 
 /// How many of 30 all-reduces came out wrong somewhere, when rank 1 reads late and sends late.
-template <class Lane>
+template <class AnyChannel>
 int wrong_sums() {
   constexpr int kRanks = 2, kRounds = 30;
-  Lanes lanes(kRanks);
+  Channels channels(kRanks);
   std::atomic<int> wrong{0};
   as_threads(kRanks, [&](int rank) {
-    Lane lane(rank, lanes.memory(), 0, /*rotates=*/true);
+    AnyChannel channel(rank, channels.memory(), 0, /*rotates=*/true);
     for (uint64_t round = 0; round < kRounds; ++round) {
       Side side({.collective = Collective::kAllReduce, .counts = {1000}, .round = round}, rank, kRanks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));
@@ -367,7 +367,7 @@ int wrong_sums() {
       LateReader late(plain);
       CpuExec prompt(plain);
       if (rank == 1 && round % 2) std::this_thread::sleep_for(milliseconds(1));
-      const bool ended = rank == 1 ? reduce_one_shot(late, lane, args) : reduce_one_shot(prompt, lane, args);
+      const bool ended = rank == 1 ? reduce_one_shot(late, channel, args) : reduce_one_shot(prompt, channel, args);
       ASSERT_TRUE(ended);
       if (!side.verdict().empty()) ++wrong;
     }
@@ -389,8 +389,8 @@ TEST(Controls, WithoutMeetingSumsAreWrong) { EXPECT_GT(wrong_sums<NoMeeting>(), 
 /// not.
 int wrong_broadcasts(bool lied_to) {
   constexpr uint64_t kRounds = 24;
-  Lanes lanes(2);
-  if (lied_to) lanes.pad(1).done().value = stamp(1000, 0);
+  Channels channels(2);
+  if (lied_to) channels.pad(1).done().value = stamp(1000, 0);
   int wrong = 0;
   as_threads(2, [&](int rank) {
     for (uint64_t round = 0; round < kRounds; ++round) {
@@ -400,8 +400,8 @@ int wrong_broadcasts(bool lied_to) {
       if (rank == 1) std::this_thread::sleep_for(milliseconds(2));
       const kernel::CollectiveArgs args = side.args();
       // The listener does not report its own progress if the root gets a false report.
-      const bool ended = run_on_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], args);
-      if (rank == 1 && lied_to) lanes.pad(1).done().value = stamp(1000, 0);
+      const bool ended = run_on_cpu(Algorithm::kPublishOneShot, ex, channels[rank], args);
+      if (rank == 1 && lied_to) channels.pad(1).done().value = stamp(1000, 0);
       if (rank == 1 && (!ended || !side.verdict().empty())) ++wrong;
     }
   });

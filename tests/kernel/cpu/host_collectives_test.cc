@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "support/channels.h"
 #include "support/epochs.h"
-#include "support/lanes.h"
 #include "support/ranks.h"
 #include "support/specs.h"
 
@@ -16,35 +16,35 @@ namespace {
 using kernel::Algorithm;
 using kernel::Collective;
 
-/// Runs a spec on one rank in the lane's next epoch.
-std::string perform(Lanes& lanes, int rank, const Spec& spec, Algorithm algorithm, Watch* watch = nullptr,
+/// Runs a spec on one rank in the channel's next epoch.
+std::string perform(Channels& channels, int rank, const Spec& spec, Algorithm algorithm, Watch* watch = nullptr,
                     bool lends = false) {
-  Side side(spec, rank, lanes.size());
-  lends ? lanes.lend(rank, side.in()) : lanes.lease(rank);
+  Side side(spec, rank, channels.size());
+  lends ? channels.lend(rank, side.in()) : channels.lease(rank);
   const WaitRules rules = rules_of(std::chrono::seconds(20), watch);
   const kernel::ReduceFn reduce = reduces(spec.collective) ? kernel::level().reduce(spec.dtype, spec.op) : nullptr;
-  CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
-  ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
-  if (!run_on_cpu(algorithm, ex, lanes[rank], side.args())) {
+  CpuExec ex(side.width(), reduce, channels[rank].factors().data(), rules);
+  ex.keep_by(channels[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
+  if (!run_on_cpu(algorithm, ex, channels[rank], side.args())) {
     return describe(spec) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
   return side.verdict();
 }
 
 /// All ranks run the specs in order, without synchronisation in between. After the first error no rank waits any more.
-void perform_all(Lanes& lanes, const std::vector<std::pair<Spec, Algorithm>>& specs,
+void perform_all(Channels& channels, const std::vector<std::pair<Spec, Algorithm>>& specs,
                  kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
   Alarm failed;
-  as_threads(lanes.size(), [&](int rank) {
-    lanes[rank].cache_policies().only(policy);
+  as_threads(channels.size(), [&](int rank) {
+    channels[rank].cache_policies().only(policy);
     for (const auto& [spec, algorithm] : specs) {
-      const std::string wrong = perform(lanes, rank, spec, algorithm, &failed);
+      const std::string wrong = perform(channels, rank, spec, algorithm, &failed);
       if (wrong.empty()) continue;
       if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ": " << wrong;
       return;
     }
   });
-  EXPECT_TRUE(lanes.guards_are_whole()) << "a kernel wrote outside the staging";
+  EXPECT_TRUE(channels.guards_are_whole()) << "a kernel wrote outside the staging";
 }
 
 class Grid : public testing::TestWithParam<std::tuple<int, uint32_t>> {
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Grid,
                          [](const auto& info) { return name_of(std::get<0>(info.param), std::get<1>(info.param)); });
 
 TEST_P(Grid, EveryCollectiveAtEveryCount) {
-  Lanes lanes(ranks(), first_epoch());
+  Channels channels(ranks(), first_epoch());
   std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (const size_t n :
@@ -74,14 +74,14 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
     }
   }
   for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast}) {
-    if (!HasFailure()) perform_all(lanes, specs, policy);
+    if (!HasFailure()) perform_all(channels, specs, policy);
   }
 }
 
 /// All ranks lend their data, or some do and the others stage theirs.
 TEST(Lending, GivesTheSameResults) {
   for (const int ranks : {2, 3, 5}) {
-    Lanes lanes(ranks, uint32_t(-2));
+    Channels channels(ranks, uint32_t(-2));
     Alarm failed;
     as_threads(ranks, [&](int rank) {
       uint64_t round = 0;
@@ -95,19 +95,19 @@ TEST(Lending, GivesTheSameResults) {
           spec.shift = round % 4;
           spec.in_place = collective == Collective::kAllReduce || (collective == Collective::kAllGather && every == 2);
           const bool lends = rank % every == 0 && (!rooted || spec.root == rank);
-          const std::string wrong = perform(lanes, rank, spec, algorithm, &failed, lends);
+          const std::string wrong = perform(channels, rank, spec, algorithm, &failed, lends);
           if (wrong.empty()) continue;
           if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ", every " << every << ": " << wrong;
           return;
         }
       }
     });
-    EXPECT_TRUE(lanes.guards_are_whole());
+    EXPECT_TRUE(channels.guards_are_whole());
   }
 }
 
 TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
-  Lanes lanes(ranks(), first_epoch());
+  Channels channels(ranks(), first_epoch());
   std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
@@ -127,11 +127,11 @@ TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
       }
     }
   }
-  perform_all(lanes, specs);
+  perform_all(channels, specs);
 }
 
 TEST_P(Grid, TypesThatAreOnlyMoved) {
-  Lanes lanes(ranks(), first_epoch());
+  Channels channels(ranks(), first_epoch());
   std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (const DType dtype : {DType::kBytes, DType::kF16, DType::kF64, DType::kC128}) {
@@ -145,7 +145,7 @@ TEST_P(Grid, TypesThatAreOnlyMoved) {
       specs.emplace_back(spec, algorithm);
     }
   }
-  perform_all(lanes, specs);
+  perform_all(channels, specs);
 }
 
 /// The same inputs give the same bits with every algorithm and staging.
@@ -155,14 +155,14 @@ TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     std::vector<Bytes> results;
     const auto run = [&](Algorithm algorithm, size_t lease) {
-      Lanes lanes(kRanks, 0, lease);
+      Channels channels(kRanks, 0, lease);
       std::vector<Bytes> outputs(kRanks);
       as_threads(kRanks, [&](int rank) {
         const Spec spec{.collective = Collective::kAllReduce, .dtype = dtype, .counts = {kCount}};
         Side side(spec, rank, kRanks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
-        ASSERT_TRUE(run_on_cpu(algorithm, ex, lanes[rank], side.args()));
+        ASSERT_TRUE(run_on_cpu(algorithm, ex, channels[rank], side.args()));
         outputs[size_t(rank)].assign(side.out(), side.out() + kCount * side.width());
       });
       results.insert(results.end(), outputs.begin(), outputs.end());
@@ -178,7 +178,7 @@ TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
 /// Delays before every operation make ranks arrive in every order. The roles rotate.
 TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
-    Lanes lanes(ranks, uint32_t(-40));
+    Channels channels(ranks, uint32_t(-40));
     as_threads(ranks, [&](int rank) {
       for (uint64_t round = 0; round < 60; ++round) {
         const bool pipelined = round % 2 == 1;
@@ -190,7 +190,8 @@ TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
         SlowExec ex({4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules},
                     uint32_t(round * 8 + rank));
         const kernel::CollectiveArgs args = side.args();
-        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], args) : reduce_one_shot(ex, lanes[rank], args);
+        const bool ended =
+            pipelined ? reduce_pipelined(ex, channels[rank], args) : reduce_one_shot(ex, channels[rank], args);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }
@@ -200,7 +201,7 @@ TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
 
 TEST(HostCollectives, PiecesArriveWhateverTheOrder) {
   for (const int ranks : {2, 3, 4}) {
-    Lanes lanes(ranks, uint32_t(-40));
+    Channels channels(ranks, uint32_t(-40));
     as_threads(ranks, [&](int rank) {
       for (uint64_t round = 0; round < 60; ++round) {
         Spec spec{.counts = {}, .round = round};
@@ -214,9 +215,9 @@ TEST(HostCollectives, PiecesArriveWhateverTheOrder) {
         SlowExec ex({4, nullptr, nullptr, rules}, uint32_t(round * 8 + rank));
         const kernel::CollectiveArgs args = side.args();
         const bool publishes = spec.collective == Collective::kBroadcast || spec.collective == Collective::kAllGather;
-        const bool ended = !publishes  ? exchange(ex, lanes[rank], args)
-                           : round % 2 ? publish_pipelined(ex, lanes[rank], args)
-                                       : publish_one_shot(ex, lanes[rank], args);
+        const bool ended = !publishes  ? exchange(ex, channels[rank], args)
+                           : round % 2 ? publish_pipelined(ex, channels[rank], args)
+                                       : publish_one_shot(ex, channels[rank], args);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }
@@ -229,7 +230,7 @@ TEST(HostCollectives, LongMessagesFollowOneAnotherThroughTheSlots) {
   constexpr int kRanks = 3;
   constexpr size_t kCount = kernel::kSlotBytes / sizeof(float) - 100;
   for (const bool rotates : {true, false}) {
-    Lanes lanes(kRanks, uint32_t(-10), Lanes::kLease, rotates);
+    Channels channels(kRanks, uint32_t(-10), Channels::kLease, rotates);
     std::vector<std::pair<Spec, Algorithm>> specs;
     for (int round = 1; round <= int(as_fast(100, 40)); ++round) {
       Spec spec{.collective = Collective::kBroadcast, .root = round / 20 % kRanks, .counts = {kCount - size_t(round)}};
@@ -237,19 +238,19 @@ TEST(HostCollectives, LongMessagesFollowOneAnotherThroughTheSlots) {
       if (round % 20 == 0) spec.collective = Collective::kAllReduce, spec.root = -1;
       specs.emplace_back(spec, spec.root < 0 ? Algorithm::kReduceOneShot : Algorithm::kPublishOneShot);
     }
-    perform_all(lanes, specs);
+    perform_all(channels, specs);
   }
 }
 
 TEST(HostCollectives, NobodyLeavesABarrierBeforeAllHaveCome) {
   constexpr int kRanks = 4;
-  Lanes lanes(kRanks, uint32_t(-10));
+  Channels channels(kRanks, uint32_t(-10));
   std::atomic<int> came{0};
   as_threads(kRanks, [&](int rank) {
     for (int round = 1; round <= 40; ++round) {
       if (rank == round % kRanks) std::this_thread::sleep_for(std::chrono::microseconds(300));
       came.fetch_add(1, std::memory_order_relaxed);
-      ASSERT_EQ(perform(lanes, rank, {.counts = {0}}, Algorithm::kBarrier), "");
+      ASSERT_EQ(perform(channels, rank, {.counts = {0}}, Algorithm::kBarrier), "");
       ASSERT_GE(came.load(std::memory_order_relaxed), round * kRanks);
     }
   });

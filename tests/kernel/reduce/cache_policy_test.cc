@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "kernel/cpu/own_time.h"
-#include "support/lanes.h"
+#include "support/channels.h"
 #include "support/ranks.h"
 #include "support/specs.h"
 
@@ -150,7 +150,7 @@ TEST(CachePolicy, EachKindAndSizeHasARecordOfItsOwn) {
 
 /// Runs the spec repeatedly. Returns the policy of each rank and run.
 std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Spec& of_all, kernel::Algorithm algorithm) {
-  Lanes lanes(ranks);
+  Channels channels(ranks);
   std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
   as_threads(ranks, [&](int rank) {
     Spec spec = of_all;
@@ -158,10 +158,10 @@ std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Spec& of_all,
       spec.round = uint64_t(i + 1);
       Side side(spec, rank, ranks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));
-      CpuExec ex(side.width(), kernel::level().reduce(spec.dtype, spec.op), lanes[rank].factors().data(), rules);
+      CpuExec ex(side.width(), kernel::level().reduce(spec.dtype, spec.op), channels[rank].factors().data(), rules);
       kernel::CollectiveArgs args = side.args();
       args.bytes = spec.counts[0] * side.width();
-      ASSERT_TRUE(run_on_cpu(algorithm, ex, lanes[rank], args));
+      ASSERT_TRUE(run_on_cpu(algorithm, ex, channels[rank], args));
       policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
       ASSERT_EQ(side.verdict(), "");
     }

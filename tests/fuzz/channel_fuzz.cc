@@ -1,11 +1,11 @@
-// One collective beside a peer whose pad has any content: it ends with a result or a verdict, reads only the lane's
+// One collective beside a peer whose pad has any content: it ends with a result or a verdict, reads only the channel's
 // memory and writes only its own.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <cstdlib>
 
-#include "support/lanes.h"
+#include "support/channels.h"
 
 namespace nvx::test {
 namespace {
@@ -37,8 +37,8 @@ void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena
 }
 
 void try_input(FuzzedDataProvider& from) {
-  static Lanes& lanes = *new Lanes(2, 0, 8 << 10);
-  lanes.begin(0);
+  static Channels& channels = *new Channels(2, 0, 8 << 10);
+  channels.begin(0);
   const auto algorithm = Algorithm(from.ConsumeIntegralInRange(0, int(Algorithm::kExchange)));
   const size_t n = from.ConsumeIntegralInRange<size_t>(0, kMost / 8);
   std::vector<std::byte> in(4 * n), out(8 * n);
@@ -58,12 +58,14 @@ void try_input(FuzzedDataProvider& from) {
   args.meets_all = from.ConsumeBool();
   args.meets = from.ConsumeIntegralInRange(-1, 1);
   const int me = from.ConsumeIntegralInRange(0, 1);  // the rank beside which the other one's parts come first, or last
-  write_what_it_likes(from, lanes.pad(1 - me), lanes.memory()[size_t(1 - me)].arena_bytes, args.call.fingerprint, me);
+  write_what_it_likes(from, channels.pad(1 - me), channels.memory()[size_t(1 - me)].arena_bytes, args.call.fingerprint,
+                      me);
   WaitRules rules;
   rules.deadline.end = Clock::now();  // data that is not there yet will not arrive
-  CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[me].factors().data(), rules);
-  if (run_on_cpu(algorithm, ex, lanes[me], args) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
-  if (!lanes.guards_are_whole()) std::abort();
+  CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), channels[me].factors().data(), rules);
+  if (run_on_cpu(algorithm, ex, channels[me], args) != (ex.verdict().cause == kernel::Verdict::Cause::kNone))
+    std::abort();
+  if (!channels.guards_are_whole()) std::abort();
 }
 
 }  // namespace

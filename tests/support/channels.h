@@ -19,11 +19,11 @@ using kernel::Channel;
 using kernel::CpuExec;
 
 /// The memory of all ranks. Guard bytes that no kernel may write are checked.
-class Lanes {
+class Channels {
  public:
   static constexpr size_t kLease = 24 << 10;  // small: a few KiB use several chunks
 
-  explicit Lanes(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease, bool rotates = true)
+  explicit Channels(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease, bool rotates = true)
       : lease_bytes_(lease_bytes), rotates_(rotates) {
     const kernel::PadLayout layout{size_t(ranks)};
     for (int r = 0; r < ranks; ++r) {
@@ -35,7 +35,7 @@ class Lanes {
     }
     begin(first_epoch);
   }
-  Lanes(const Lanes&) = delete;
+  Channels(const Channels&) = delete;
 
   /// Resets everything except the contents of slots and staging.
   void begin(uint32_t first_epoch) {
