@@ -174,6 +174,21 @@ def until_it_fails(call, seconds=20.0):
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def stderr_lines():
+    """The lines that this process writes to stderr inside the block; complete after the block."""
+    lines, before = [], os.dup(2)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().splitlines()
+
+
 def body_of(job):
     thing = getattr(importlib.import_module(job.module), job.name)
     return getattr(thing, "body", thing)

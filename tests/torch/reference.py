@@ -91,6 +91,14 @@ def small_numbers(dtype, count, rank, salt=0):
     return torch.from_numpy(numbers - 3).to(torch.float32 if dtype in FLOATS else dtype).to(dtype)
 
 
+def numbers(rank, *shape, dtype=torch.float32):
+    return small_numbers(dtype, torch.Size(shape).numel(), rank).view(shape)
+
+
+def ones(count=10, dtype=torch.float32):
+    return torch.ones(count, dtype=dtype)
+
+
 def wild_bits(dtype, count, rank, salt=0):
     """Arbitrary bits: floats include infinities, NaN and denormals."""
     size = torch.empty(0, dtype=dtype).element_size()

@@ -5,14 +5,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from ranks import on_ranks
-from reference import assert_same, small_numbers
+from reference import assert_same, numbers
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from training import assert_same_weights, net, train, weights
-
-
-def numbers(rank, *shape):
-    return small_numbers(torch.float32, torch.Size(shape).numel(), rank).view(shape)
 
 
 def functional(x, world):

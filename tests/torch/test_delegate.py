@@ -6,7 +6,6 @@ The tests of `test_device.py`, which cover staging through host memory, apply he
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 import time
 
@@ -16,7 +15,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import SEVERAL_HOSTS, TORCH, on_fake_gpus, sync, until_it_fails
+from ranks import SEVERAL_HOSTS, TORCH, on_fake_gpus, stderr_lines, sync, until_it_fails
 from test_device import GPU, MODES, assert_all, captured, on_gpu
 
 DEVICE = test_device
@@ -30,21 +29,6 @@ def on_nccl_gpus(*worlds, **settings):
 
 def on_simulated_nccl_gpus(*worlds, **settings):
     return on_fake_gpus(*worlds, pool="simulated_nccl_gpus", **settings)
-
-
-@contextlib.contextmanager
-def stderr_lines():
-    """The lines that this process writes to stderr inside the block; complete after the block."""
-    lines, before = [], os.dup(2)
-    with tempfile.TemporaryFile("w+") as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lines
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            file.seek(0)
-            lines += file.read().splitlines()
 
 
 def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, most=20):

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, queries_fail
-from ranks import SEVERAL_HOSTS, sync
-from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
+from ranks import SEVERAL_HOSTS, stderr_lines, sync
+from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long
 from test_device import assert_all, on_gpu
 from test_device_groups import listen
 from test_interrupts import interrupted

@@ -13,20 +13,11 @@ import torch.distributed as dist
 from fake_device import peek, queries_fail, set_copy_rate, set_delays
 from ranks import on_fake_gpus, only_nvx, sync
 from test_delegate import raises_before_long
+from test_device import GPU, assert_all, on_gpu
 from test_groups import split
 from test_interrupts import handled
 
-GPU = "fakegpu"
 pytestmark = only_nvx
-
-
-def on_gpu(value, count=1000):
-    return torch.full((count,), float(value)).to(GPU)
-
-
-def assert_all(tensor, value):
-    host = tensor.cpu()
-    assert torch.equal(host, torch.full_like(host, float(value))), f"{value} wanted, got {host}"
 
 
 def split_sum(group, tensor):

@@ -9,24 +9,15 @@ import torch
 import torch.distributed as dist
 from fake_device import held, set_delays, slow_fill
 from ranks import on_fake_gpus, only_nvx, sync
+from test_device import GPU, assert_all, on_gpu
 
-GPU = "fakegpu"
 pytestmark = only_nvx
-
-
-def on_gpu(value, count=1000):
-    return torch.full((count,), float(value)).to(GPU)
 
 
 def received(source, tag=0, count=1000, device=GPU):
     tensor = torch.empty(count, device=device)
     dist.recv(tensor, source, tag=tag)
     return tensor.cpu()
-
-
-def assert_all(tensor, value):
-    host = tensor.cpu()
-    assert torch.equal(host, torch.full_like(host, float(value))), f"{value} wanted, got {host}"
 
 
 @on_fake_gpus(3)

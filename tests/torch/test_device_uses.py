@@ -14,6 +14,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
 from ranks import TORCH, eventually, on_fake_gpus
+from test_device import GPU, assert_all, on_gpu
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -22,8 +23,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from training import WIDTH, assert_same_weights, batch
-
-GPU = "fakegpu"
 
 
 class Net(nn.Module):
@@ -173,15 +172,6 @@ def test_functional_collectives(rank, world):
         assert torch.equal((total * 2).cpu(), torch.full((6,), 6.0))
         assert torch.equal(gathered.cpu(), torch.tensor([1.0] * 6 + [2.0] * 6))
         assert torch.equal(part.cpu(), torch.full((6,), 2.0 * (rank + 1)))
-
-
-def on_gpu(value, count=1000, dtype=torch.float32):
-    return torch.full((count,), value, dtype=dtype).to(GPU)
-
-
-def assert_all(tensor, value):
-    host = tensor.cpu()
-    assert torch.equal(host, torch.full_like(host, value)), f"{value} wanted, got {host}"
 
 
 @on_fake_gpus(2)

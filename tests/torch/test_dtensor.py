@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import BACKEND, OVER_NVX, on_ranks
-from reference import assert_same, small_numbers
+from reference import assert_same, numbers
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -18,10 +18,6 @@ from torch.distributed.tensor.parallel import (
 
 OPS = ("sum", "avg", "max", "min") if OVER_NVX else ("sum", "max", "min")
 SHAPES = [(8, 6), (7, 5), (2, 9), (1, 3)]  # some have fewer rows than ranks
-
-
-def numbers(rank, *shape):
-    return small_numbers(torch.float32, torch.Size(shape).numel(), rank).view(shape)
 
 
 def mean_free(total, op, world):

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import SEVERAL_HOSTS, eventually, make_backend, on_ranks, on_two_hosts, only_nvx, sync
+from reference import ones
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -31,10 +32,6 @@ def caught(call, within):
 
 
 # --- disagreement -------------------------------------------------------------------------------------------
-
-
-def ones(count=10, dtype=torch.float32):
-    return torch.ones(count, dtype=dtype)
 
 
 def gathered(count, world):

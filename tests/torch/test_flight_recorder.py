@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, sync
+from reference import ones
 
 c10d = torch._C._distributed_c10d
 pytestmark = pytest.mark.skipif(
@@ -38,12 +39,8 @@ def readable(dump, after):
     return dump
 
 
-def ones(count=8, dtype=torch.float32):
-    return torch.ones(count, dtype=dtype)
-
-
 def in_other_order(odd):
-    calls = [lambda: dist.all_reduce(ones()), lambda: dist.all_gather_into_tensor(ones(24), ones())]
+    calls = [lambda: dist.all_reduce(ones()), lambda: dist.all_gather_into_tensor(ones(30), ones())]
     for call in reversed(calls) if odd else calls:
         call()
 

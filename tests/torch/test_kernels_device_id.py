@@ -11,8 +11,7 @@ import simulated
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
-from ranks import on_simulated_gpus
-from test_delegate import stderr_lines
+from ranks import on_simulated_gpus, stderr_lines
 from test_device import GPU, assert_all, on_gpu
 from test_device_groups import test_a_handler_that_calls_into_the_set_up_of_a_device_gets_an_error as handler_test
 

@@ -12,9 +12,8 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, set_delays
-from ranks import on_domain_gpus, only_nvx, sync, until_it_fails
+from ranks import on_domain_gpus, only_nvx, stderr_lines, sync, until_it_fails
 from simulated import domain
-from test_delegate import stderr_lines
 from test_device import GPU, MODES, assert_all, on_gpu
 
 pytestmark = only_nvx

@@ -13,8 +13,7 @@ import test_device_uses
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, peek, reset_counts, set_delays, set_queue_depth
-from ranks import BACKEND, on_proxied_gpus, only_nvx, sync
-from test_delegate import stderr_lines
+from ranks import BACKEND, on_proxied_gpus, only_nvx, stderr_lines, sync
 from test_device_chunks import CHUNK, GPU, MODES, both, finish, values
 from torch import nn
 from training import WIDTH, assert_same_weights

@@ -7,14 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, on_ranks, on_threads, only_nvx
-from reference import assert_same, reduced, small_numbers, wild_bits
+from reference import assert_same, numbers, reduced, small_numbers, wild_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 F32 = torch.float32
-
-
-def numbers(rank, *shape, dtype=F32):
-    return small_numbers(dtype, torch.Size(shape).numel(), rank).view(shape)
 
 
 def total(world, *shape, dtype=F32):
