@@ -310,20 +310,31 @@ def a_test_on_gpus(rank, world):
     pass
 
 
+class Reports:
+    """A pool whose rank 0 returns these figures."""
+
+    def __init__(self, figures):
+        self.figures = figures
+
+    def run(self, test, **given):
+        assert given["backend"].startswith("cpu:nvx,cuda:nvx")
+        return [self.figures, None]
+
+
 @pytest.mark.parametrize(
     ("reported", "why"),
     [
-        ([{"served": [], "refused": {"all_reduce": "not now"}}], "refused: all_reduce: not now"),
         ([{"left_out_part": "pools", "why": "no kernels"}], "pools: no kernels"),
-        ([{"served": ["broadcast"], "refused": {"all_reduce": "not now"}}, {"us": 1.5}], ""),
+        ([{"served": ["broadcast"], "refused": {}}, {"us": 1.5}], ""),
         (None, ""),
     ],
 )
 def test_gpu_test_that_cannot_run_is_skipped_with_the_reason(reported, why):
-    class Pool:
-        def run(self, test, **given):
-            assert given["backend"].startswith("cpu:nvx,cuda:nvx")
-            return [reported, None]
-
     with pytest.raises(pytest.skip.Exception, match=why) if why else contextlib.nullcontext():
-        a_test_on_gpus(gpus=Pool(), world=2)
+        a_test_on_gpus(gpus=Reports(reported), world=2)
+
+
+@pytest.mark.parametrize("served", [[], ["broadcast"]])
+def test_gpu_test_fails_if_a_request_was_refused(served):
+    with pytest.raises(AssertionError, match="not now"):
+        a_test_on_gpus(gpus=Reports([{"served": served, "refused": {"all_reduce": "not now"}}]), world=2)
