@@ -94,8 +94,11 @@ MET = {
 }
 
 
+ENDS_WELL = {"all_reduce", "wait", "wait with a timeout", "messages"}  # rank 0 has no more to do for rank 1
+
+
 def interrupt_met(rank, world, where):
-    """Rank 1 comes while rank 0 is in the handler: the operation is complete when the handler raises."""
+    """Rank 1 comes while rank 0 is in the handler: its part may be complete when the handler raises."""
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
 
@@ -121,7 +124,7 @@ def interrupt_met(rank, world, where):
         try:
             MET[where](group, 0)
         except dist.DistBackendError as error:
-            assert "interrupted" in str(error), error
+            assert "interrupted" in str(error) and where not in ENDS_WELL, error
     world_serves_on()
 
 

@@ -76,6 +76,27 @@ def test_group_is_logged_once(tmp_path, hosts, spread, plan):
     assert all(spread not in other for other in lines[1:])
 
 
+@pytest.mark.parametrize(
+    ("hosts", "tune", "plain", "tuned"),
+    [
+        (["left"] * 2, "all_reduce.one_shot=0", "16 bytes: reduce_one_shot", "16 bytes: reduce_pipelined"),
+        (["left", "right"], "all_reduce.fewest_steps=0", "between hosts: pair", "between hosts: ring"),
+    ],
+)
+def test_a_tuned_group_runs_what_its_options_choose(tmp_path, hosts, tune, plain, tuned):
+    """As the results are the same."""
+    only_with_ucx(hosts)
+    body = f"""
+group = dist.new_group(pg_options=nvx.Options(tune="{tune}"))
+for each in (None, group):
+    dist.all_reduce(torch.ones(4), group=each)
+dist.destroy_process_group()
+"""
+    for lines in printed(str(tmp_path), body, hosts, NVX_DEBUG="trace"):
+        for group, way in enumerate((plain, tuned)):
+            assert re.search(rf"group {group} rank \d #1 all_reduce {way}$", lines, re.MULTILINE), lines
+
+
 def test_rank_that_leaves_in_order_is_not_reported_lost(tmp_path):
     """Rank 0 outlives the other processes and leaves only then."""
     only_with_ucx(["left", "right"])
