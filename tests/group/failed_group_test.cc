@@ -1,9 +1,13 @@
 // Errors of a group after it has failed, here or on another rank: that it failed, why, and what to do.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <latch>
 
 #include "support/hosts.h"
@@ -382,6 +386,67 @@ TEST(Failure, RanksThatWaitForAStoppedRankAreWarned) {
     EXPECT_NE(log.find(" is stopped by a signal (state T); rank 0 waits for it in group stopped"), std::string::npos)
         << log;
   });
+}
+
+/// A cgroup of its own, in one of the hierarchies that have a freezer.
+struct Freezer {
+  std::string cgroup, control, frozen, thawed;
+  static void write(const std::string& file, const std::string& text) { std::ofstream(file) << text; }
+  void freeze(pid_t pid) const {
+    write(cgroup + "/cgroup.procs", std::to_string(pid));
+    write(cgroup + control, frozen);
+  }
+  void thaw(pid_t pid) const {
+    write(cgroup + control, thawed);
+    write(cgroup + "/../cgroup.procs", std::to_string(pid));
+  }
+};
+
+std::vector<Freezer> freezers_made_here() {
+  const std::string root = "/sys/fs/cgroup", name = "/nvx-test-" + std::to_string(getpid());
+  std::vector<Freezer> made;
+  for (const Freezer& freezer :
+       {Freezer{root + name, "/cgroup.freeze", "1", "0"}, Freezer{root + "/unified" + name, "/cgroup.freeze", "1", "0"},
+        Freezer{root + "/freezer" + name, "/freezer.state", "FROZEN", "THAWED"}}) {
+    if (mkdir(freezer.cgroup.c_str(), 0700) != 0) continue;
+    if (access((freezer.cgroup + freezer.control).c_str(), W_OK) == 0)
+      made.push_back(freezer);
+    else
+      (void)rmdir(freezer.cgroup.c_str());
+  }
+  return made;
+}
+
+TEST(Failure, NamesARankWhoseCgroupIsFrozen) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::vector<Freezer> freezers = freezers_made_here();
+  if (freezers.empty()) GTEST_SKIP() << "this user cannot make a cgroup with a freezer";
+  for (const Freezer& freezer : freezers) {
+    FolderStore store;
+    all_end_well(2, [&](int rank) {
+      Group group(store, options("frozen", rank, 2));
+      if (rank == 1) {
+        const pid_t self = getpid(), other = fork();
+        if (other == 0) {
+          freezer.freeze(self);
+          std::this_thread::sleep_for(milliseconds(2'500));
+          freezer.thaw(self);
+          _exit(0);
+        }
+        EXPECT_EQ(waitpid(other, nullptr, 0), other);
+        EXPECT_FALSE(barrier(group).ok());
+        return;
+      }
+      group.set_timeout(milliseconds(2'000));
+      testing::internal::CaptureStderr();
+      const Status status = barrier(group);
+      const std::string log = testing::internal::GetCapturedStderr();
+      EXPECT_CONTAINS(status, "stopped by the freezer of its cgroup");
+      EXPECT_CONTAINS(status, "let rank 1 go on (thaw its cgroup, as docker unpause does), and find out");
+      EXPECT_NE(log.find(" is stopped by the freezer of its cgroup; rank 0 waits for it in"), std::string::npos) << log;
+    });
+    EXPECT_TRUE(eventually(milliseconds(5'000), [&] { return rmdir(freezer.cgroup.c_str()) == 0; })) << freezer.cgroup;
+  }
 }
 
 }  // namespace

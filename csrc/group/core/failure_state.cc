@@ -342,11 +342,11 @@ Status FailureState::explain_wait(Waited how, const Awaited& awaited, const std:
   if (cycle.empty() && !awaited.called) cycle = cycle_between_hosts(members_, port_, awaited, what, deadline.start);
   Failure failure = diagnosis_.timeout(what, waited, names, awaited.ranks.size(), cycle, diagnosis_.me());
   if (const pid_t pid = members_.pid_of(first); cycle.empty() && pid != 0) {
-    const std::string name = members_.rank_name(first), number = std::to_string(pid);
-    if (members_.is_stopped(first)) {
-      failure.advice = "let " + name + " go on (kill -CONT " + number + "), and find out what has stopped it";
+    const std::string name = members_.rank_name(first);
+    if (const std::string how = members_.how_to_resume(first); !how.empty()) {
+      failure.advice = "let " + name + " go on (" + how + "), and find out what has stopped it";
     } else {
-      failure.advice += "; to see what " + name + " does: py-spy dump --pid " + number;
+      failure.advice += "; to see what " + name + " does: py-spy dump --pid " + std::to_string(pid);
     }
   }
   failure.before = before;

@@ -30,7 +30,7 @@ std::string describe_senders(const Core& core) {
   for (int rank = 0; rank < members.size(); ++rank) {
     if (rank == members.rank) continue;
     const bool left = has_left(core, rank);
-    (left || members.is_stopped(rank) ? unable : names)
+    (left || !members.how_to_resume(rank).empty() ? unable : names)
         .push_back(members.describe_awaited(rank) + (left ? ", which has left" : ""));
   }
   names.insert(names.begin(), unable.begin(), unable.end());

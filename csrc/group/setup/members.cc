@@ -45,10 +45,12 @@ void Members::warn_if_stopped(int local_rank) const {
             rank_name(rank).c_str(), name.c_str());
 }
 
-bool Members::is_stopped(int other) const {
-  const int local_rank = local_rank_of(other);
+std::string Members::how_to_resume(int other) const {
+  const int local_rank = other < 0 ? -1 : local_rank_of(other);
   const std::shared_ptr<PeerProcess> peer = local_rank >= 0 ? peers[size_t(local_rank)] : nullptr;
-  return peer && peer->process().state().starts_with("stopped by a signal");
+  const std::string state = peer ? peer->process().state() : "";
+  if (state.starts_with("stopped by a signal")) return "kill -CONT " + std::to_string(peer->pid());
+  return state.starts_with("stopped by the freezer") ? "thaw its cgroup, as docker unpause does" : "";
 }
 
 bool Members::died(int local_rank) const {

@@ -56,8 +56,8 @@ struct Members {
     const int s = other < 0 ? -1 : local_rank_of(other);
     return s >= 0 && peers[size_t(s)] ? peers[size_t(s)]->pid() : 0;
   }
-  /// Whether a signal has stopped that rank; false for a rank of another host.
-  bool is_stopped(int other) const;
+  /// How to let that rank go on if it is stopped: "kill -CONT 4711". Empty if it runs, and for a rank of another host.
+  std::string how_to_resume(int other) const;
   /// Its rank in the job, if the group has the ranks of the job, otherwise `other`.
   int global_rank(int other) const {
     return topology.global_ranks.empty() ? other : int(topology.global_ranks[size_t(other)]);

@@ -8,8 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -72,6 +74,27 @@ std::optional<unsigned> flags_in(const std::string& stat) {
 bool runs_on(pid_t pid) {
   const auto flags = flags_in(stat_of(pid));
   return flags && (*flags & (kExiting | kSignaled)) == 0;
+}
+
+bool holds(const std::string& file, const std::string& text) {
+  std::ifstream stream(file);
+  return std::string(std::istreambuf_iterator<char>(stream), {}).find(text) != std::string::npos;
+}
+
+/// Whether the freezer of its cgroup holds the process, as `docker pause` does: version 2, where systemd mounts it, or
+/// version 1. The state in /proc is S or R under version 2, and D under version 1.
+bool is_frozen(pid_t pid) {
+  const std::string root = "/sys/fs/cgroup";
+  std::ifstream cgroups("/proc/" + std::to_string(pid) + "/cgroup");  // "0::/path", and "6:freezer:/path"
+  for (std::string line; std::getline(cgroups, line);) {
+    const std::string path = line.substr(std::min(line.find('/'), line.size()));
+    if (line.starts_with("0::") && (holds(root + path + "/cgroup.events", "frozen 1") ||
+                                    holds(root + "/unified" + path + "/cgroup.events", "frozen 1")))
+      return true;
+    if (line.find(":freezer:") != std::string::npos && holds(root + "/freezer" + path + "/freezer.state", "FROZEN"))
+      return true;
+  }
+  return false;
 }
 
 /// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it shows how the process
@@ -169,7 +192,7 @@ std::string ProcessWatch::state_in(const std::string& stat) const {
   if (stat.starts_with('T')) return "stopped by a signal (state T)";
   if (stat.starts_with('t')) return "stopped by a debugger (state t)";
   if (stat.starts_with('Z') && !ended()) return "without its main thread, which has ended while others run (state Z)";
-  return "";
+  return !stat.empty() && is_frozen(pid_) ? "stopped by the freezer of its cgroup" : "";
 }
 
 std::string ProcessWatch::state_change() const {

@@ -39,7 +39,8 @@ class ProcessWatch {
   bool torn_down() const;
   /// How it ended, if the kernel still has it. The kernel has it a moment after `ended()`, for which this waits.
   ExitStatus exit_status() const;
-  /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
+  /// Why it does not run, according to /proc and its cgroup: "stopped by a signal (state T)". Empty if it runs, or is
+  /// not visible.
   std::string state() const;
   /// For waiters, which call it as often as they like, and then `ended()`: a text, once, when the process has had a
   /// `state()` for half a second, and when it runs again; otherwise empty.
