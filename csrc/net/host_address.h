@@ -27,6 +27,10 @@ struct HostAddress {
 static_assert(sizeof(HostAddress) == 36);
 
 inline constexpr size_t kMostAddresses = 16;
+/// The advice where `own_addresses()` is empty.
+inline constexpr const char* kGiveAddress =
+    "give an interface that leads to the other hosts an IPv4 or a global IPv6 address; those of the loopback and "
+    "link-local ones mean nothing there";
 
 /// The address in a sockaddr, if it is IPv4 or IPv6.
 std::optional<AddressBytes> address_bytes(const sockaddr* address);

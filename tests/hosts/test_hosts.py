@@ -52,6 +52,23 @@ def test_an_interface_that_leads_nowhere_is_not_used(tmp_path, name):
             cluster.end()
 
 
+@pytest.mark.parametrize(
+    "environment", [{}, {"NVX_JOB_KEY": "a secret of the whole job, all ranks"}], ids=["UCX", "TCP"]
+)
+def test_hosts_with_link_local_addresses_alone_are_told_what_they_lack(tmp_path, environment):
+    with Hosts(2) as hosts:
+        for host in range(2):
+            hosts.remove_address(host, f"{hosts.address(host)}/24")
+        cluster = Cluster(hosts, tmp_path)
+        try:
+            cluster.start("begin", 2, environment=environment)
+            for process in cluster.ranks:
+                assert process.wait(60) != 0
+            assert "Next: give an interface that leads to the other hosts an IPv4" in cluster.logs()
+        finally:
+            cluster.end()
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_training_over_two_hosts_of_two(cluster, kind):
     results = cluster.start("training", 4, kind=kind).results()

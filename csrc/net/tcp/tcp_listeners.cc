@@ -43,7 +43,7 @@ std::vector<HostAddress> own_listeners(const std::string& store_host) {
 
 TcpListeners::TcpListeners(int epoll, const std::string& store_host) : admitted_(allowed_sources()) {
   const bool filters = !holds_every_address(admitted_);
-  int error = ENODEV;
+  int error = 0;
   for (HostAddress& address : own_listeners(store_host)) {
     Fd fd = new_socket(address);
     const auto [at, bytes] = sockaddr_of(address);
@@ -56,6 +56,9 @@ TcpListeners::TcpListeners(int epoll, const std::string& store_host) : admitted_
     address.port = port_of(fd.get());
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
   }
+  if (listeners_.empty() && error == 0)
+    throw Error(Code::kSystem, "nvx: cannot listen for ranks of other hosts: no interface has an address for them",
+                kGiveAddress);
   if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + descriptor_limit_hint(), error);
   if (filters && !std::ranges::all_of(listeners_, &Listener::filtered))
     NVX_LOG(kWarn, "the kernel refuses to filter connections, so the job's key alone keeps other hosts out");

@@ -171,11 +171,13 @@ Error no_transport(const std::string& library) {
   std::vector<std::string> names;
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
+  const bool lacks_address = ports.empty() && !names.empty() && own_addresses().empty();
   return {Code::kSystem,
           "nvx: no transport to other hosts" + restrictions() + " in " + library + "; this host has " +
               (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
-              (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
-          "unset the variables that exclude them, or name an interface that is up"};
+              (names.empty() ? "no interface that is up" : "interfaces " + joined(names)) +
+              (lacks_address ? " without an address for other hosts" : ""),
+          lacks_address ? kGiveAddress : "unset the variables that exclude them, or name an interface that is up"};
 }
 
 /// Throws Error unless this process can have two more threads, of UCX and of the messenger: UCX aborts the process if
