@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -75,8 +76,19 @@ class KernelLauncher {
                                   std::span<const Piece> table, const MulticastView& view) {
     return launch(channel, jobs, table, view, reinterpret_cast<void*>(stream));  // a CUstream is a cudaStream_t
   }
-  /// As load_cuda, on the calling thread's current device.
-  virtual Status attributes(std::vector<KernelAttributes>* attributes) { return load_cuda(attributes); }
+  /// As load_cuda, once, on the calling thread's current device.
+  virtual Status attributes(std::vector<KernelAttributes>* attributes) {
+    if (known_.empty()) {
+      std::vector<KernelAttributes> loaded;
+      NVX_TRY(load_cuda(&loaded));
+      known_ = std::move(loaded);
+    }
+    *attributes = known_;
+    return {};
+  }
+
+ private:
+  std::vector<KernelAttributes> known_;
 };
 
 }  // namespace nvx::kernel
