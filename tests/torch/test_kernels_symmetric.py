@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from fake_device import counts, launches_block, reset_counts
-from ranks import on_simulated_gpus
+from ranks import on_simulated_gpus, sync
 
 GPU = "fakegpu"
 
@@ -127,6 +127,27 @@ def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world, block):
         torch.accelerator.synchronize()
         handle.barrier()
     assert time.monotonic() - began < 20
+
+
+@on_simulated_gpus(3, op_timeout=60, dies=[1])
+def test_a_death_is_noticed_while_another_group_launches(rank, world):
+    """Behind a signal that waits, the launch blocks, and the driver answers no query."""
+    group, x = dist.new_group([0, 2]), torch.ones(1, device=GPU)
+    if rank != 1:
+        dist.all_reduce(x, group=group)
+    _, handle = shared(1)
+    handle.barrier()
+    torch.accelerator.synchronize()
+    sync("ready")
+    if rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle.barrier()
+    began = time.monotonic()
+    with launches_block():
+        dist.all_reduce(x, group=group)
+    assert time.monotonic() - began < 20
+    assert x.item() == 4
 
 
 @on_simulated_gpus(2)

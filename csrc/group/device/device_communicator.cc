@@ -22,10 +22,12 @@
 namespace nvx {
 namespace {
 
-/// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
+/// Whether any kernel may be running. Replays of graphs are not announced, and only the driver knows the end of
+/// signals: until the end it is not asked, as it may hold a lock over a launch that waits for them.
 bool may_run(const KernelExecutor& kernels) {
-  if (kernels.finished() != kernels.launched() || !kernels.signals_have_ended()) return true;
-  return kernels.may_be_replayed() && !ThreadPool::instance().stopping();
+  if (kernels.finished() != kernels.launched()) return true;
+  const bool unseen = kernels.may_be_replayed() || kernels.has_signals();
+  return (unseen && !ThreadPool::instance().stopping()) || !kernels.signals_have_ended();
 }
 
 std::chrono::milliseconds bootstrap_timeout(const Waits& waits) {

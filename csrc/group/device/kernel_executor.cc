@@ -185,6 +185,7 @@ Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& 
   if (finalized_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   NVX_TRY(verdict());
   MutexLock signals(signals_mutex_);
+  has_signals_.store(true, std::memory_order_release);
   resources_.options().on_launch();
   Status launched = kernel::signal_cuda(resources_.channel(), job, stream.native);
   if (launched.ok()) launched = signals_[stream.native].record(stream.native, /*capture=*/0);

@@ -43,7 +43,9 @@ class KernelExecutor {
 
   /// Launches signals of symmetric memory, in the order of their stream alone. Non-blocking. Errors as `launch()`.
   Status signal(const kernel::SignalJob& job, const LaunchStream& stream) EXCLUDES(launch_mutex_, mutex_);
-  /// False also while one is being launched. Never blocks.
+  /// Whether any have been launched, before `finalize()`.
+  bool has_signals() const { return has_signals_.load(std::memory_order_acquire) && !finalized_; }
+  /// False also while one is being launched. Asks the driver, which may block while a launch of another thread does.
   bool signals_have_ended() const EXCLUDES(signals_mutex_);
 
   /// The first failure, or ok. Reads host memory only, so it is cheap enough for every launch. Any thread may call it.
@@ -130,7 +132,7 @@ class KernelExecutor {
   const Diagnosis diagnosis_;
   std::atomic<uint64_t> launched_;
   std::atomic<uint32_t> captured_{0};  // operations captured so far
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false}, has_signals_{false};
   std::atomic<bool> may_have_begun_{false};  // a refused launch may still have begun
 
   std::atomic<bool> finalized_{false};  // a launch that begins after it is set launches nothing

@@ -1,11 +1,17 @@
 // The interface for libraries that simulate a device's kernels on its streams. `dlsym` finds these names. A stream is
 // given by its native handle.
 
+#include <mutex>
+
 #include "graph.h"
 #include "memory.h"
 #include "queue.h"
 #include "rules.h"
 #include "streams.h"
+
+namespace {
+std::mutex of_context;
+}
 
 #pragma GCC visibility push(default)
 
@@ -13,7 +19,7 @@ extern "C" {
 
 // For simulated kernels: how long each of a trial takes. Tests set it before they make a group.
 int fake_device_trials_take_ms = 0;
-// Whether a launch returns when its kernel has ended.
+// Whether a launch returns when its kernel has ended. As in CUDA, it then holds the lock of its context.
 int fake_device_launches_block = 0;
 
 // Enqueues a task. A replay may run it again; `drop` runs when no further run is possible.
@@ -22,7 +28,9 @@ void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), vo
   const std::shared_ptr<void> kept(context, drop);
   auto& queue = *static_cast<fake::Queue*>(stream);
   queue.push([task, kept] { task(kept.get()); });
-  if (fake_device_launches_block && !queue.graph()) queue.drain();
+  if (!fake_device_launches_block || queue.graph()) return;
+  const std::lock_guard lock(of_context);
+  queue.drain();
 }
 
 // The host address behind a device address, for tasks; other addresses are returned unchanged.
@@ -79,6 +87,7 @@ void fake_device_wait(void* event, void* stream) {
 bool fake_device_passed(void* event) {
   const fake::MarkPtr mark = static_cast<fake::Event*>(event)->get();
   fake::expect_on(static_cast<fake::Event*>(event)->device);
+  const std::lock_guard lock(of_context);
   return !mark || mark->passed();
 }
 }
