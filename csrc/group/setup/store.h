@@ -39,6 +39,8 @@ class Store {
   }
   /// The name or address of the host that serves the store, if it is served over a network; all ranks have reached it.
   virtual std::string host() const { return ""; }
+  /// Whether a request to its server has failed, so that later ones would fail too.
+  virtual bool is_lost() const { return false; }
   /// Removes a key that no rank needs any more, if the store can.
   virtual void remove(const std::string& /*key*/) {}
   /// A rank that gives up leaves notes for the others while this exists: requests wait for a moment at most, and

@@ -24,6 +24,7 @@ constexpr const char* kWorldSize = "nvx/world_size";
 }  // namespace
 
 void leave_note(Store& store, const std::string& prefix, const Failure& why) {
+  if (store.is_lost()) return;
   const Store::Hurry hurry(store);
   if (store.add(count_in(prefix), 1) != 1) return;
   const FailureNote note = FailureNote::of(why);

@@ -383,6 +383,7 @@ void StoreSetUp::stop_if_aborted() const {
 void StoreSetUp::leave_notes(const Failure& note) {
   const Store::Hurry hurry(store_);
   host_.give_up(note);
+  if (store_.is_lost()) return;
   if (size() > 1 && generation_ == 0) generation_ = store_.add(generation_of(rank()), 1);
   for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
     leave_note(store_, key_in(g, ""), note);

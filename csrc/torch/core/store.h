@@ -105,6 +105,7 @@ class TorchStore final : public Store {
     const auto* served = dynamic_cast<c10d::TCPStore*>(store.get());
     return served ? served->getHost() : "";
   }
+  bool is_lost() const override { return silent_ || lost_; }
   /// The value, or `absent`, in one request that never waits: get() would, for a key that its owner removes meanwhile.
   std::vector<uint8_t> peek(const std::string& key, const std::vector<uint8_t>& absent) {
     const auto request = [store = store_, key, absent] { return store->compareSet(key, absent, absent); };
@@ -159,7 +160,12 @@ class TorchStore final : public Store {
               "whether another thread of this process is waiting for a key in it",
               host().c_str());
     }
-    return answer.get();
+    try {
+      return answer.get();
+    } catch (const Error&) {
+      lost_ = true;
+      throw;
+    }
   }
   void check_whether_to_wait() const {
     if (stop_requested())
@@ -181,7 +187,7 @@ class TorchStore final : public Store {
   const bool is_remote_;
   const std::chrono::milliseconds patience_;
   const std::function<bool()> aborted_;
-  bool silent_ = false, noticed_ = false;
+  bool silent_ = false, lost_ = false, noticed_ = false;
   int hurries_ = 0;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
