@@ -57,7 +57,7 @@ Progress ScheduleRun::advance() {
     }
   } while (begin_steps());
   if (verdict_.cause != Cause::kNone) return Progress::kFailed;
-  return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
+  return done() ? Progress::kDone : Progress::kPending;
 }
 
 /// Steps end in the order in which they began, so that the steps in flight form a ring.
@@ -158,9 +158,10 @@ void ScheduleRun::post(Flight& flight) {
   if (!flight.may_post) return;
   const std::byte* data = at(flight.step.send);
   const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
+  const bool is_oldest = port_.is_oldest(*this);
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
-    if (!port_.flow().take_credit(rank, bytes)) return;
+    if (!port_.flow().take_credit(rank, bytes, is_oldest)) return;
     const bool is_first = flight.posted == 0;
     MessageHeader header = header_of(is_first ? Kind::kFirst : Kind::kNext, flight.out_number);
     header.segment = uint32_t(flight.posted / segment);

@@ -54,6 +54,7 @@ class ScheduleRun final : public Sender {
   ScheduleRun(const ScheduleRun&) = delete;
 
   Progress advance();
+  bool done() const { return next_ == steps_ && first_ == behind_; }
   const Verdict& verdict() const { return verdict_; }
   /// The ranks whose messages it waits for, and those that have not received its own; empty when it is done.
   std::vector<int> waits_for() const;

@@ -43,6 +43,10 @@ void GroupPort::open(ScheduleRun& run) {
   flow_.compare(run);
 }
 
+bool GroupPort::is_oldest(const ScheduleRun& run) const {
+  return *std::ranges::find_if(runs_, [&](const ScheduleRun* one) { return one == &run || !one->done(); }) == &run;
+}
+
 void GroupPort::end_operation(uint32_t op) {
   const uint32_t first = calls_.ended(), last = op - 1;
   calls_.end_before(op);
@@ -106,10 +110,10 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
 void GroupPort::take_other_failure(Rank& from, const MessageHeader& header, std::span<const std::byte> body) {
   constexpr uint64_t kMost = 1'000'000;
   const auto note = FailureNote::read(body, int(ranks_.size()));
-  if (!note || !from.other_failure.empty()) return;
-  from.other_failure = note->cause;
+  if (!note || !from.other_failure.text.empty()) return;
+  from.other_failure.text = note->cause;
   if (note->code == Code::kTimeout && std::ranges::find(note->awaited, rank_) != note->awaited.end())
-    from.gave_up_wait_at = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
+    from.other_failure.gave_up_at = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
 }
 
 void GroupPort::take_segment(const MessageHeader& header, std::span<const std::byte> whole,

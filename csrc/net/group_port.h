@@ -35,6 +35,11 @@ class GroupPort {
     int by = kNoRank;
     Failure failure;
   };
+  /// The failure of another group of a rank's process.
+  struct OtherFailure {
+    std::string text{};
+    std::optional<Clock::time_point> gave_up_at{};  ///< when the rank gave up a wait for this one there
+  };
 
   GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int rank, int size);
   ~GroupPort();
@@ -66,6 +71,8 @@ class GroupPort {
   // --- runs
   void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
   void close(ScheduleRun& run) REQUIRES(messenger_->mutex()) { std::erase(runs_, &run); }
+  /// Whether all runs that were opened before this one are done.
+  bool is_oldest(const ScheduleRun& run) const REQUIRES(messenger_->mutex());
   /// Sends a rank that is waited for this rank's fingerprint. If it calls something else, both ranks detect it.
   enum class Reply { kNone, kRequested };
   void send_fingerprint(int rank, uint32_t op, Reply reply = Reply::kRequested) REQUIRES(messenger_->mutex());
@@ -88,13 +95,9 @@ class GroupPort {
   /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
   /// first call counts.
   void report_other_failure(const Failure& what) REQUIRES(messenger_->mutex());
-  /// The text of such a report from a rank, or an empty text.
-  const std::string& other_failure(int rank) const REQUIRES(messenger_->mutex()) {
+  /// Such a report from a rank; an empty text if there was none.
+  const OtherFailure& other_failure(int rank) const REQUIRES(messenger_->mutex()) {
     return ranks_[size_t(rank)].other_failure;
-  }
-  /// When that rank gave up a wait of another group for this rank, according to its report.
-  std::optional<Clock::time_point> gave_up_wait_at(int rank) const REQUIRES(messenger_->mutex()) {
-    return ranks_[size_t(rank)].gave_up_wait_at;
   }
 
   // --- monitored barrier: kMonitorIn and kMonitorOut
@@ -118,8 +121,7 @@ class GroupPort {
     bool contacted = false;
     std::optional<Departure> departure{};  // by an answer of its process
     bool sent_other_failure = false;
-    std::string other_failure{};
-    std::optional<Clock::time_point> gave_up_wait_at{};
+    OtherFailure other_failure{};
     uint64_t monitored = 0;
   };
 

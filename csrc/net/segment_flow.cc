@@ -11,16 +11,17 @@ namespace {
 
 constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowledged by a rank
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
+constexpr uint64_t kReserve = kCredit / 2;     ///< beyond kCredit, for the oldest run
 constexpr size_t kMostReady = 1 << 16;         ///< kReady messages of other ranks that no step here has used yet
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body; it bounds the number of segments too
 
 }  // namespace
 
-bool SegmentFlow::take_credit(int rank, size_t bytes) {
+bool SegmentFlow::take_credit(int rank, size_t bytes, bool is_oldest) {
   Rank& there = ranks_[size_t(rank)];
-  const uint64_t cost = bytes + kSegmentCost;
+  const uint64_t cost = bytes + kSegmentCost, most = is_oldest ? kCredit + kReserve : kCredit;
   // The receiver does not acknowledge less than a step, so less than a step must not block the sender.
-  if (there.unacknowledged >= kCreditStep && there.unacknowledged + cost > kCredit) return false;
+  if (there.unacknowledged >= kCreditStep && there.unacknowledged + cost > most) return false;
   there.unacknowledged += cost;
   return true;
 }
@@ -41,7 +42,7 @@ void SegmentFlow::keep(const MessageHeader& header, const std::optional<First>& 
                        std::span<const std::byte> body) {
   port_.mutex().held_by_caller();
   Rank& there = ranks_[header.from];
-  if (there.kept + body.size() > kCredit + kCreditStep + port_.messenger().segment_bytes())
+  if (there.kept + body.size() > kCredit + kReserve + kCreditStep + port_.messenger().segment_bytes())
     return port_.disconnect(int(header.from), kExceedsCredit);
   there.kept += body.size() + kSegmentCost;
   early_[{header.op, header.run, header.from, header.message}].push_back({header, first, {body.begin(), body.end()}});

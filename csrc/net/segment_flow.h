@@ -22,8 +22,9 @@ class SegmentFlow {
 
   /// Whether a segment of this size may be sent to a rank now; if so, it counts as sent. Unacknowledged cost is bounded
   /// by 4 MiB; each segment costs 1 KiB beside its bytes. While less than a quarter of that is unacknowledged, one
-  /// segment of any length may go.
-  bool take_credit(int rank, size_t bytes);
+  /// segment of any length may go. `is_oldest`: no earlier run of this rank is under way. It has 2 MiB more, since its
+  /// receiver may take the segments of later runs only after those of this one.
+  bool take_credit(int rank, size_t bytes, bool is_oldest);
   void credit(uint32_t rank, uint64_t cost);
   /// Acknowledges a segment of this size, which this rank has processed.
   void acknowledge(int rank, size_t bytes);

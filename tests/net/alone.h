@@ -71,8 +71,8 @@ class Alone {
     messenger_->liveness().note_rank(1, 0, membership, "(there)");
     return messenger_->liveness().how_lost(1);
   }
-  std::string other_failure(int rank) { return hold(), port_->other_failure(rank); }
-  std::optional<Clock::time_point> gave_up_wait_at() { return hold(), port_->gave_up_wait_at(1); }
+  std::string other_failure(int rank) { return hold(), port_->other_failure(rank).text; }
+  std::optional<Clock::time_point> gave_up_wait_at() { return hold(), port_->other_failure(1).gave_up_at; }
   void report_other_failure(const std::string& what) { hold(), port_->report_other_failure({Code::kTimeout, what}); }
   std::optional<net::GroupPort::ReportedFailure> reported() { return hold(), port_->reported(); }
   void progress() { hold(), messenger_->progress(); }

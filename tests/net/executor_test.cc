@@ -232,12 +232,38 @@ TEST(ScheduleRuns, GoOnBesideEachOther) {
   });
 }
 
+/// Rank 1 keeps the messages of the later run until the first has ended, and needs one more of the first run.
+TEST(ScheduleRuns, LeaveCreditForTheOldest) {
+  constexpr int kRanks = 3;
+  Messengers wires(kRanks, kConditions[0].options);
+  const auto ports = wires.ports(83);
+  const Row& ring = *schedule::find(Collective::kAllReduce, "ring");
+  const Row& chain = *schedule::find(Collective::kBroadcast, "chain");
+  const Shape small = shape_of({Collective::kAllReduce, kRanks, 30'000, 4});
+  const Shape large = shape_of({Collective::kBroadcast, kRanks, 2 << 20, 4});
+  as_threads(kRanks, [&](int rank) {
+    net::GroupPort& port = *ports[size_t(rank)];
+    if (rank == 2) {  // until then rank 0 can send rank 1 no more of the first run
+      eventually(std::chrono::seconds(10), [&] { return wires.net().counts().bytes > 4'000'000; });
+    }
+    Part first(small, rank, Memory::kShared, 0), later(large, rank, Memory::kShared, 1);
+    OpenRun one(port, first.args(ring, 1, 4, 0));
+    std::optional<OpenRun> two;
+    if (rank == 0) two.emplace(port, later.args(chain, 1, 4, 1));
+    ASSERT_EQ(one.drive(), Progress::kDone);
+    one.end();
+    if (rank != 0) two.emplace(port, later.args(chain, 1, 4, 1));
+    ASSERT_EQ(two->drive(), Progress::kDone);
+    EXPECT_EQ(first.verdict() + later.verdict(), "");
+  });
+}
+
 /// The data that a root may send before its receivers take it is bounded; later everything arrives.
 class Ahead : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Bytes, Ahead, testing::Values(0, 40, 100'000, 3'000'000));
 
 TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
-  constexpr size_t kCredit = 4 << 20, kSegment = 64 << 10;
+  constexpr size_t kCredit = 6 << 20, kSegment = 64 << 10;
   const size_t bytes = GetParam();
   const uint32_t ops = bytes < 1000 ? 10'000 : uint32_t(20'000'000 / bytes);
   Messengers wires(2);
@@ -257,7 +283,7 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
       const net::LoopbackNet::Counts counts = wires.net().counts();
       EXPECT_LT(sent, ops) << "nothing stops the root";
       EXPECT_LE(counts.bytes, kCredit + kSegment);
-      EXPECT_LE(counts.posted, 5000) << "messages of no bytes cost memory too";
+      EXPECT_LE(counts.posted, 7000) << "messages of no bytes cost memory too";
       stopped = true;
     }
     for (uint32_t op = 1; op <= ops; ++op) {

@@ -37,7 +37,7 @@ std::string other_failure_of(const Members& members, net::GroupPort* port, int r
   }
   if (!port) return "";
   MutexLock lock(port->mutex());
-  return port->other_failure(rank);
+  return port->other_failure(rank).text;
 }
 
 /// Adds the failure of another group of that process, since the rank may not be at fault.
@@ -55,7 +55,7 @@ std::string cycle_between_hosts(const Members& members, net::GroupPort* port, co
   for (const int rank : port ? awaited.ranks : std::vector<int>()) {
     if (members.local_rank_of(rank) >= 0) continue;
     MutexLock lock(port->mutex());
-    const auto gave_up = port->gave_up_wait_at(rank);
+    const auto gave_up = port->other_failure(rank).gave_up_at;
     if (!gave_up || *gave_up < began + kOnTheWay) continue;
     return name(members.rank) + " waits in group " + members.name + " (" + call.substr(0, call.find_first_of("( ")) +
            ") for " + name(rank) + ", " + name(rank) + " waited in another group for " + name(members.rank);
