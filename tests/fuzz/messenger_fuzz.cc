@@ -137,7 +137,7 @@ void run(FuzzedDataProvider& from) {
         break;
       case 9:
         if (port.reported() && port.reported()->failure.cause.empty()) std::abort();
-        if (port.other_failure(1).size() > 1500 || (port.departure(1) && port.departure(1)->why.size() > 1500))
+        if (port.other_failure(1).text.size() > 1500 || (port.departure(1) && port.departure(1)->why.size() > 1500))
           std::abort();
         break;
       default: break;

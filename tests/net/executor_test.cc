@@ -244,7 +244,7 @@ TEST(ScheduleRuns, LeaveCreditForTheOldest) {
   as_threads(kRanks, [&](int rank) {
     net::GroupPort& port = *ports[size_t(rank)];
     if (rank == 2) {  // until then rank 0 can send rank 1 no more of the first run
-      eventually(std::chrono::seconds(10), [&] { return wires.net().counts().bytes > 4'000'000; });
+      EXPECT_TRUE(eventually(std::chrono::seconds(10), [&] { return wires.net().counts().bytes > 4'000'000; }));
     }
     Part first(small, rank, Memory::kShared, 0), later(large, rank, Memory::kShared, 1);
     OpenRun one(port, first.args(ring, 1, 4, 0));

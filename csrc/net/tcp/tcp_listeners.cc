@@ -57,7 +57,8 @@ TcpListeners::TcpListeners(int epoll, const std::string& store_host) : admitted_
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
   }
   if (listeners_.empty() && error == 0)
-    throw Error(Code::kSystem, "nvx: cannot listen for ranks of other hosts: no interface has an address for them",
+    throw Error(Code::kSystem,
+                "nvx: cannot listen for ranks of other hosts: no interface in use has an address for them",
                 kGiveAddress);
   if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + descriptor_limit_hint(), error);
   if (filters && !std::ranges::all_of(listeners_, &Listener::filtered))
