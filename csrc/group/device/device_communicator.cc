@@ -23,7 +23,8 @@ namespace nvx {
 namespace {
 
 /// Whether any kernel may be running. Replays of graphs are not announced, and only the driver knows the end of
-/// signals: until the end it is not asked, as it may hold a lock over a launch that waits for them.
+/// signals: until the end it is not asked, as it may hold a lock over a launch that waits for them. So the peers of a
+/// group that has had either are watched until its end.
 bool may_run(const KernelExecutor& kernels) {
   if (kernels.finished() != kernels.launched()) return true;
   const bool unseen = kernels.may_be_replayed() || kernels.has_signals();

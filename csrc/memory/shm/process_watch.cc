@@ -84,13 +84,12 @@ bool holds(const std::string& file, const std::string& text) {
 /// Whether the freezer of its cgroup holds the process, as `docker pause` does: version 2, where systemd mounts it, or
 /// version 1. The state in /proc is S or R under version 2, and D under version 1.
 bool is_frozen(pid_t pid) {
-  const std::string root = "/sys/fs/cgroup";
+  static const bool beside = access("/sys/fs/cgroup/unified", F_OK) == 0;  // version 2 beside version 1
+  const std::string root = "/sys/fs/cgroup", second = beside ? root + "/unified" : root;
   std::ifstream cgroups("/proc/" + std::to_string(pid) + "/cgroup");  // "0::/path", and "6:freezer:/path"
   for (std::string line; std::getline(cgroups, line);) {
     const std::string path = line.substr(std::min(line.find('/'), line.size()));
-    if (line.starts_with("0::") && (holds(root + path + "/cgroup.events", "frozen 1") ||
-                                    holds(root + "/unified" + path + "/cgroup.events", "frozen 1")))
-      return true;
+    if (line.starts_with("0::") && holds(second + path + "/cgroup.events", "frozen 1")) return true;
     if (line.find(":freezer:") != std::string::npos && holds(root + "/freezer" + path + "/freezer.state", "FROZEN"))
       return true;
   }
@@ -191,7 +190,8 @@ std::string ProcessWatch::state() const { return state_in(stat_of(pid_)); }
 std::string ProcessWatch::state_in(const std::string& stat) const {
   if (stat.starts_with('T')) return "stopped by a signal (state T)";
   if (stat.starts_with('t')) return "stopped by a debugger (state t)";
-  if (stat.starts_with('Z') && !ended()) return "without its main thread, which has ended while others run (state Z)";
+  if (stat.starts_with('Z'))
+    return ended() ? "" : "without its main thread, which has ended while others run (state Z)";
   return !stat.empty() && is_frozen(pid_) ? "stopped by the freezer of its cgroup" : "";
 }
 

@@ -155,10 +155,11 @@ class TorchStore final : public Store {
       if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
       if (hurries_ == 0) check_whether_to_wait();
       if (Clock::now() - limit.start < kNoticeable || std::exchange(noticed_, true)) continue;
-      NVX_LOG(kWarn,
-              "the store at %s has not answered for 2 s. Next: check the process that serves it, usually rank 0, whether "
-              "its host is short of CPU time, and whether another thread of this process is waiting for a key in it",
-              host().c_str());
+      NVX_LOG(
+          kWarn,
+          "the store at %s has not answered for 2 s. Next: check the process that serves it, usually rank 0, whether "
+          "its host is short of CPU time, and whether another thread of this process is waiting for a key in it",
+          host().c_str());
     }
     try {
       return answer.get();
