@@ -123,8 +123,8 @@ def read(outcome: Outcome, text: str) -> Outcome:
                 outcome.rows.append(json.loads(line))
                 continue
         if tested := TESTED.search(line):
-            row = {"test": tested[1], "state": tested[2].lower()}
-            outcome.rows.append(row | ({"why": tested[3]} if tested[3] else {}))
+            reason = {"why": tested[3]} if tested[3] else {}
+            outcome.rows.append({"test": tested[1], "state": tested[2].lower()} | reason)
         else:
             lines.append(line)
     outcome.output = "\n".join(lines).replace(str(ROOT), ".")[-4000:]
@@ -322,6 +322,7 @@ class Run:
         outcome.mps = part.together
         with contextlib.suppress(OSError, ValueError, KeyError):
             outcome.rows += self.written()
+        with contextlib.suppress(OSError):
             if part.together and outcome.state != "passed":
                 outcome.output += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
         return outcome
@@ -365,14 +366,13 @@ def commit(folder: Path) -> str:
 
 def bundle(folder: Path) -> None:
     """Makes the bundle for a machine with a GPU and no network: the program for any GPUs, and packages."""
-    build = folder / "build"
-    chosen = [*KERNELS, "-DNVX_PYTHON=OFF", "-DTORCH_CUDA_ARCH_LIST="]
+    build, chosen = folder / "build", [*KERNELS, "-DNVX_PYTHON=OFF", "-DTORCH_CUDA_ARCH_LIST="]
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *chosen], check=True)
     subprocess.run(["cmake", "--build", str(build), "--parallel", JOBS, "--target", PROGRAM], check=True)
     shutil.copy2(build / PROGRAM, folder / PROGRAM)
     shutil.rmtree(build)
-    pip = [sys.executable, "-m", "pip"]
-    subprocess.run([*pip, "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS], check=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels"]
+    subprocess.run([*pip, *WHEELS], check=True)
     (folder / "commit").write_text(made_of := commit(ROOT))
     print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {made_of}")
 
