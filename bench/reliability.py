@@ -122,7 +122,8 @@ ROWS = (
         ("pytest tests/torch/test_process.py -k 'exit_without or exit_code or exception or interrupt'",)),
     Row("R34", "children of ranks: they hide no death, and touch no group", PASSED,
         ("pytest tests/torch/test_process.py -k child", "pytest tests/torch/test_failures.py -k child")),
-    Row("R35", "cost of a change: an all_reduce of two ranks beside the build before it, percent",
+    Row("R35", "cost of all changes since c3da7ecb, the commit before strangers were refused: an all_reduce "
+        "of two ranks beside its build, percent",
         ("8 B on 1 host(s) <= 2", "8 B on 2 host(s) <= 2", "1 MiB on 1 host(s) <= 1", "1 MiB on 2 host(s) <= 1"),
         ("python bench/sides.py --before {before}",)),
     Row("R36", "errors that have rank, pid, host and advice; in calls also the own rank and the call's number. `met`: "
