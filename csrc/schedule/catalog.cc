@@ -2,6 +2,7 @@
 
 #include "schedule/exchanges.h"
 #include "schedule/halving_doubling.h"
+#include "schedule/reduce_gather.h"
 #include "schedule/ring.h"
 #include "schedule/scatter_all_gather.h"
 #include "schedule/tree.h"
@@ -29,6 +30,8 @@ constexpr Row kCatalog[] = {
     row<ScatterAllGatherBroadcast>(Collective::kBroadcast, "scatter_all_gather"),
     row<BinomialReduce>(Collective::kReduce, "binomial"),
     row<ChainReduce>(Collective::kReduce, "chain"),
+    row<HalvingGatherReduce>(Collective::kReduce, "halving_gather"),
+    row<RingGatherReduce>(Collective::kReduce, "ring_gather"),
     row<LinearGather>(Collective::kGather, "linear"),
     row<LinearScatter>(Collective::kScatter, "linear"),
     row<PairwiseAllToAll>(Collective::kAllToAll, "pairwise"),

@@ -49,6 +49,8 @@ constexpr ExpectedRow kRows[] = {
     {8, Collective::kBroadcast,     "scatter_all_gather", "moves",      10,    10,  1568,      0},
     {8, Collective::kReduce,        "binomial",           "uniform",     3,     3,   896,    896},
     {8, Collective::kReduce,        "chain",              "uniform",     1,     7,   896,    896},
+    {8, Collective::kReduce,        "halving_gather",     "by place",    6,     6,  1232,    896},
+    {8, Collective::kReduce,        "ring_gather",        "by place",   14,     8,   896,    896},
     {8, Collective::kGather,        "linear",             "moves",       7,     1,   112,      0},
     {8, Collective::kScatter,       "linear",             "moves",       7,     1,   784,      0},
     {8, Collective::kAllToAll,      "pairwise",           "moves",       7,     1,   784,      0},
@@ -56,6 +58,7 @@ constexpr ExpectedRow kRows[] = {
     {7, Collective::kAllReduce,     "recursive_doubling", "uniform",     4,     4,  2688,      0},
     {7, Collective::kAllReduce,     "halving_doubling",   "by place",    6,     6,  2240,      0},
     {7, Collective::kReduceScatter, "halving",            "by place",    4,     4,   896,    896},
+    {7, Collective::kReduce,        "halving_gather",     "by place",    5,     5,  1120,    896},
     {7, Collective::kBroadcast,     "scatter_all_gather", "moves",       9,     9,  1536,      0},
 };
 // clang-format on

@@ -47,6 +47,7 @@ constexpr ExpectedRun kWhole[] = {
     {Collective::kBroadcast,     "chain",                    2,      1,    1000000,          0,   9999},
     {Collective::kReduce,        "binomial",                14,      1,    1000000,    1000000,     14},
     {Collective::kReduce,        "chain",                    2,      1,    1000000,    1000000,   9999},
+    {Collective::kReduce,        "halving_gather",          27,     14,    1491972,    1000000,     27},
     {Collective::kGather,        "linear",               10000,      1,        100,          0,   9999},
     {Collective::kScatter,       "linear",               10000,   9999,     999900,          0,   9999},
     {Collective::kBarrier,       "dissemination",           14,     14,         14,         15,     14},
@@ -57,6 +58,7 @@ constexpr ExpectedRun kSampled[] = {
     {Collective::kAllGather,     "ring",                 10000,   9999,     999900,          0,     -1},
     {Collective::kAllGather,     "direct",               10000,   9999,     999900,          0,     -1},
     {Collective::kBroadcast,     "scatter_all_gather",   10014,  10013,    1999800,          0,     -1},
+    {Collective::kReduce,        "ring_gather",          19998,  10000,    1000000,    1000000,     -1},
     {Collective::kAllToAll,      "pairwise",             10000,   9999,     999900,          0,     -1},
 };
 // clang-format on

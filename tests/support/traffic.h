@@ -17,7 +17,8 @@ inline uint64_t most_messages(const schedule::Row& row, int size) {
   const bool linear = row.collective == kGather || row.collective == kScatter || name == "pairwise" || name == "direct";
   if (name == "chain") return size > 1;
   if (linear) return uint64_t(size - 1);
-  if (row.collective == kReduce) return uint64_t(schedule::log2_up(size));
+  if (name == "ring_gather") return 2 * uint64_t(size - 1);
+  if (name == "binomial" && row.collective == kReduce) return uint64_t(schedule::log2_up(size));
   return row.guarantee.depth(size);
 }
 
@@ -45,7 +46,11 @@ inline size_t most_sent(const schedule::Row& row, const schedule::Layout& l) {
     case kBroadcast:
       if (name == "scatter_all_gather") return 2 * others * l.chunk(0).bytes;
       return name == "binomial" ? rounds * l.bytes : (l.size > 1 ? l.bytes : 0);
-    case kReduce: return l.size > 1 ? l.bytes : 0;
+    case kReduce:
+      if (name == "ring_gather" && l.size > 1) return (others + 1) * l.chunk(0).bytes;
+      if (name == "halving_gather" && fold.core > 1)
+        return size_t(fold.core - 1 + fold.core / 2) * l.part(l.bytes, 0, fold.core).bytes;
+      return l.size > 1 ? l.bytes : 0;
     case kGather: return l.size > 1 ? schedule::longest(l.blocks) : 0;
     case kScatter: return schedule::total(l.blocks) - l.block(l.root).bytes;
     case kAllToAll: return all_but_one(l.to);
