@@ -86,7 +86,7 @@ def settings_of_kernels_give_the_same_bits(rank, world):
 @only_nvx
 @on_two_hosts(4)
 def test_hosts_follow_it_too(rank, world):
-    tune = {"slice": "64K", "all_reduce.fewest_steps": 0, "all_reduce.ring_hosts": 1, "all_gather.packed": 0}
+    tune = {"slice": "64K", "all_reduce.fewest_steps": 0, "all_gather.packed": 0}
     group = dist.new_group(pg_options=nvx_options(tune=tune))
     for count in (2, 100_000):
         tensor = torch.full((count,), float(rank))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/round_up.h"
 #include "kernel/cpu/host_collectives.h"
 #include "memory/shm/leases.h"
 
@@ -94,12 +95,15 @@ namespace {
 using Across = schedule::Collective;
 
 struct Limit {
-  constexpr Limit(Tune tuned) : key(tuned), is_tuned(true) {}
+  constexpr Limit(Tune tuned, size_t factor = 1) : key(tuned), is_tuned(true), times(factor) {}
   constexpr Limit(size_t number) : fixed(number) {}
-  bool allows(size_t n, const PlanFacts& facts) const { return n <= (is_tuned ? facts.tuned(key) : fixed); }
+  bool allows(size_t n, const PlanFacts& facts) const {
+    return is_tuned ? ceil_div(n, times) <= facts.tuned(key) : n <= fixed;
+  }
 
   Tune key = {};
   bool is_tuned = false;
+  size_t times = 1;
   size_t fixed = 0;
 };
 constexpr size_t kAny = SIZE_MAX;
@@ -107,8 +111,44 @@ constexpr size_t kAny = SIZE_MAX;
 /// Whether one rank per host carries all data between hosts, or all rails carry one part each.
 enum class By { kLeader, kRails };
 
-/// The first matching row decides. Rings transfer the fewest bytes and reduce each byte once, but take a step per host;
-/// beyond a few hosts the steps cost more than the bytes.
+/// When a schedule is chosen besides its limits.
+enum class If {
+  kAlways,
+  kAlike,           ///< all blocks have the same size
+  kDirectIsFaster,  ///< between two hosts, or for few bytes: in a longer exchange all send to one host at once
+  kRingIsFaster,
+  kChainIsFaster,
+  kTreeIsFaster
+};
+constexpr size_t kMostDirect = 512 << 10;  ///< of all ranks together
+
+/// The bytes that a link moves in the time of a message's latency: between 6 KiB (1 Gb/s, 50 us) and 240 KiB (100 Gb/s,
+/// 20 us).
+constexpr size_t kMessage = 24 << 10;
+
+/// Halving moves the whole once more if it has to fold hosts in, but takes fewer messages in sequence. Without folds it
+/// moves the same bytes as a ring, though over longer ways and with pauses. `at_once`: the bytes that go round
+/// together.
+bool ring_is_faster(size_t at_once, const PlanFacts& facts) {
+  const size_t more = facts.hosts - std::min<size_t>(facts.hosts, std::bit_width(facts.hosts) + 1);
+  return at_once >= more * kMessage * (std::has_single_bit(facts.hosts) ? 4 : 1);
+}
+
+/// A chain takes the time of `bytes` and of hosts - 2 slices; a scatter and an all-gather take that of 2 (hosts - 1) /
+/// hosts times `bytes`. So the chain is faster from `hosts` slices on.
+bool chain_is_faster(size_t bytes, const PlanFacts& facts) {
+  return facts.hosts <= 2 || bytes / facts.tuned(Tune::kSlice) >= facts.hosts;
+}
+
+/// A binomial tree moves the whole in each of its rounds, a scatter and an all-gather about twice in all, but in a
+/// message for each host.
+bool tree_is_faster(size_t bytes, const PlanFacts& facts) {
+  const size_t others = facts.hosts - 1, rounds = std::bit_width(others);
+  return rounds * facts.hosts <= 2 * others ||
+         bytes / kMessage < facts.hosts * others / (rounds * facts.hosts - 2 * others);
+}
+
+/// The first matching row decides.
 struct InterHostRow {
   Across collective;
   Limit most_bytes;
@@ -116,33 +156,43 @@ struct InterHostRow {
   const char* schedule;
   By by;
   const char* why;
-  bool needs_alike = false;  ///< requires blocks of the same size
+  If condition = If::kAlways;
+  bool cuts = false;  ///< whether it cuts a slice into a part for each host
 };
+constexpr bool kCuts = true;
+
+constexpr const char kFewHosts[] = "large, few hosts: every byte is reduced once";
+constexpr const char kRingWhy[] = "large: the fewest bytes, one neighbour";
+constexpr const char kChainWhy[] = "large: slices follow each other along the hosts";
+constexpr const char kFewStepsWhy[] = "short for its number of hosts: the fewest steps";
+
+constexpr Limit kPairBytes{Tune::kAllReduceFewestSteps, 16};
 
 constexpr InterHostRow kInterHostPlans[] = {
     {Across::kAllReduce, Tune::kAllReduceFewestSteps, size_t(2), "pair", By::kLeader, "small, two hosts: one exchange"},
     {Across::kAllReduce, Tune::kAllReduceFewestSteps, kAny, "recursive_doubling", By::kLeader,
      "small: the fewest steps"},
-    {Across::kAllReduce, kAny, Tune::kAllReduceRingHosts, "ring", By::kRails,
-     "large, few hosts: every byte is reduced once"},
-    {Across::kAllReduce, kAny, kAny, "halving_doubling", By::kRails,
-     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kAllReduce, kPairBytes, size_t(2), "pair", By::kRails, "two hosts: one exchange"},
+    {Across::kAllReduce, kAny, Tune::kAllReduceRingHosts, "ring", By::kRails, kFewHosts, If::kAlways, kCuts},
+    {Across::kAllReduce, kAny, kAny, "ring", By::kRails, kRingWhy, If::kRingIsFaster, kCuts},
+    {Across::kAllReduce, kAny, kAny, "halving_doubling", By::kRails, kFewStepsWhy, If::kAlways, kCuts},
     {Across::kReduceScatter, Tune::kReduceScatterFewestSteps, kAny, "halving", By::kRails, "small: the fewest steps"},
-    {Across::kReduceScatter, kAny, Tune::kReduceScatterRingHosts, "ring", By::kRails,
-     "large, few hosts: every byte is reduced once"},
-    {Across::kReduceScatter, kAny, kAny, "halving", By::kRails,
-     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kReduceScatter, kAny, Tune::kReduceScatterRingHosts, "ring", By::kRails, kFewHosts},
+    {Across::kReduceScatter, kAny, kAny, "ring", By::kRails, kRingWhy, If::kRingIsFaster},
+    {Across::kReduceScatter, kAny, kAny, "halving", By::kRails, kFewStepsWhy},
     {Across::kAllGather, kAny, Tune::kAllGatherDirectHosts, "direct", By::kRails,
-     "few hosts: every block goes directly to its destination"},
-    {Across::kAllGather, Tune::kAllGatherFewestSteps, kAny, "bruck", By::kRails, "small: the fewest steps",
-     /*needs_alike=*/true},
-    {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
+     "few hosts or few bytes: every block goes directly to its destination", If::kDirectIsFaster},
+    {Across::kAllGather, Tune::kAllGatherFewestSteps, kAny, "bruck", By::kRails, "small: the fewest steps", If::kAlike},
+    {Across::kAllGather, kAny, kAny, "ring", By::kRails, kRingWhy},
     {Across::kBroadcast, Tune::kBroadcastFewestSteps, kAny, "binomial", By::kLeader, "small: the fewest steps"},
-    {Across::kBroadcast, kAny, Tune::kBroadcastChainHosts, "chain", By::kLeader,
-     "large, few hosts: slices follow each other down the chain"},
-    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "large, many hosts: the fewest bytes a host"},
+    {Across::kBroadcast, kAny, kAny, "chain", By::kLeader, kChainWhy, If::kChainIsFaster},
+    {Across::kBroadcast, kAny, kAny, "binomial", By::kLeader, kFewStepsWhy, If::kTreeIsFaster},
+    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "too short for a chain: in parts"},
     {Across::kReduce, Tune::kReduceFewestSteps, kAny, "binomial", By::kLeader, "small: the fewest steps"},
-    {Across::kReduce, kAny, kAny, "chain", By::kLeader, "large: slices follow each other up the chain"},
+    {Across::kReduce, kAny, kAny, "chain", By::kLeader, kChainWhy, If::kChainIsFaster},
+    {Across::kReduce, kAny, kAny, "ring_gather", By::kLeader, "too short for a chain: in parts", If::kRingIsFaster,
+     kCuts},
+    {Across::kReduce, kAny, kAny, "halving_gather", By::kLeader, kFewStepsWhy, If::kAlways, kCuts},
     {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
     {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
     {Across::kAllToAll, kAny, kAny, "pairwise", By::kRails, "every block goes directly to its destination"},
@@ -179,12 +229,16 @@ InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& fac
   for (const InterHostRow& r : kInterHostPlans) {
     if (r.collective != collective || !r.most_bytes.allows(bytes, facts)) continue;
     if (!r.most_hosts.allows(facts.hosts, facts)) continue;
-    if (r.needs_alike && blocks != Blocks::kAlike) continue;
-    const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
-    const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
-    const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
-    const size_t message = facts.tuned(Tune::kSlice);
-    const size_t slice = collective == Across::kReduceScatter ? message : message * parts * rails;
+    if (r.condition == If::kAlike && blocks != Blocks::kAlike) continue;
+    const size_t parts = r.cuts ? std::clamp<size_t>(facts.hosts, 1, 8) : 1;
+    const size_t rails = collective == Across::kAllReduce && r.by == By::kRails ? std::max<size_t>(facts.rails, 1) : 1;
+    const size_t slice = facts.tuned(Tune::kSlice) * parts * rails;
+    // A slice goes round while a few others do, so a longer message does not make up for more messages.
+    const size_t at_once = r.cuts ? std::min(bytes, slice * kSlicesInFlight / 2) : bytes;
+    if (r.condition == If::kDirectIsFaster && facts.hosts > 2 && bytes > kMostDirect / facts.world) continue;
+    if (r.condition == If::kRingIsFaster && !ring_is_faster(at_once, facts)) continue;
+    if (r.condition == If::kTreeIsFaster && !tree_is_faster(bytes, facts)) continue;
+    if (r.condition == If::kChainIsFaster && !chain_is_faster(bytes, facts)) continue;
     const InsideRow& in = inside(collective, r.by);
     return {schedule::find(collective, r.schedule), slice, r.by == By::kLeader, in.before, in.after, r.why};
   }

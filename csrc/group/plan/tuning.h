@@ -30,7 +30,6 @@ enum class Tune : uint8_t {
   kAllReduceRingHosts,
   kReduceScatterRingHosts,
   kAllGatherDirectHosts,
-  kBroadcastChainHosts,
   kAllGatherPacked,
   kSlice,
   kBlocks,

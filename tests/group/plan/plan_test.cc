@@ -167,25 +167,45 @@ using Across = schedule::Collective;
 // clang-format off
 constexpr ExpectedInterHost kInterHostPlans[] = {
     // collective          hosts  rails    bytes    schedule            slice KiB  by leader
-    {Across::kAllReduce,       2,     2,        8,  "pair",                  2016,  true},
-    {Across::kAllReduce,       2,     2,   16 * K,  "pair",                  2016,  true},
-    {Across::kAllReduce,       2,     2, 16*K + 1,  "ring",                  2016,  false},
+    {Across::kAllReduce,       2,     2,        8,  "pair",                   504,  true},
+    {Across::kAllReduce,       2,     2,   16 * K,  "pair",                   504,  true},
+    {Across::kAllReduce,       2,     2, 16*K + 1,  "pair",                  1008,  false},
+    {Across::kAllReduce,       2,     2,  256 * K,  "pair",                  1008,  false},
+    {Across::kAllReduce,       2,     2, 256*K + 1, "ring",                  2016,  false},
     {Across::kAllReduce,       2,     8,   64 * M,  "ring",                  8064,  false},
-    {Across::kAllReduce,       3,     1,   16 * K,  "recursive_doubling",    1512,  true},
+    {Across::kAllReduce,       3,     1,   16 * K,  "recursive_doubling",     504,  true},
     {Across::kAllReduce,       8,     4,   64 * M,  "ring",                 16128,  false},
-    {Across::kAllReduce,       9,     4,   64 * M,  "halving_doubling",     16128,  false},
-    {Across::kAllReduce,    1000,     8,        8,  "recursive_doubling",   32256,  true},
+    {Across::kAllReduce,       8,     1, 288*K - 1, "halving_doubling",      4032,  false},
+    {Across::kAllReduce,       8,     1,  288 * K,  "ring",                  4032,  false},
+    {Across::kAllReduce,      12,     1, 168*K - 1, "halving_doubling",      4032,  false},
+    {Across::kAllReduce,      12,     1,  168 * K,  "ring",                  4032,  false},
+    {Across::kAllReduce,    1024,     4,   64 * M,  "halving_doubling",     16128,  false},
+    {Across::kAllReduce,    1024,     4, 1024 * M,  "halving_doubling",     16128,  false},
+    {Across::kAllReduce,     300,     1,   64 * M,  "ring",                  4032,  false},
+    {Across::kAllReduce,     400,     1, 1024 * M,  "halving_doubling",      4032,  false},
+    {Across::kAllReduce,    1000,     8,        8,  "recursive_doubling",     504,  true},
     {Across::kReduceScatter,   2,     2,   16 * K,  "halving",                504,  false},
     {Across::kReduceScatter,   2,     2,    1 * M,  "ring",                   504,  false},
     {Across::kReduceScatter,  64,     2,    1 * M,  "halving",                504,  false},
-    {Across::kAllGather,       4,     2,    1 * M,  "direct",                 504,  false},
-    {Across::kAllGather,       5,     2,   16 * K,  "bruck",                  504,  false},
+    {Across::kReduceScatter,  48,     2,    1 * M,  "ring",                   504,  false},
+    {Across::kAllGather,      16,     2,   16 * K,  "direct",                 504,  false},
+    {Across::kAllGather,      16,     2, 16*K + 1,  "ring",                   504,  false},
+    {Across::kAllGather,      17,     2,   16 * K,  "bruck",                  504,  false},
     {Across::kAllGather,       5,     2,    1 * M,  "ring",                   504,  false},
     {Across::kBroadcast,       5,     2,   64 * K,  "binomial",               504,  true},
-    {Across::kBroadcast,       5,     2,    1 * M,  "chain",                  504,  true},
+    {Across::kBroadcast,       2,     2, 64*K + 1,  "chain",                  504,  true},
+    {Across::kBroadcast,       4,     2, 2016 * K,  "chain",                  504,  true},
+    {Across::kBroadcast,       4,     2, 2016*K - 1, "scatter_all_gather",    504,  true},
+    {Across::kBroadcast,       4,     2,  144 * K,  "scatter_all_gather",     504,  true},
+    {Across::kBroadcast,       4,     2, 144*K - 1, "binomial",               504,  true},
+    {Across::kBroadcast,      64,     2,  360 * K,  "scatter_all_gather",     504,  true},
+    {Across::kBroadcast,      64,     2, 360*K - 1, "binomial",               504,  true},
+    {Across::kBroadcast,      50,     2,   25 * M,  "chain",                  504,  true},
     {Across::kBroadcast,      50,     2,    1 * M,  "scatter_all_gather",     504,  true},
     {Across::kReduce,         50,     2,   64 * K,  "binomial",               504,  true},
-    {Across::kReduce,         50,     2,    1 * M,  "chain",                  504,  true},
+    {Across::kReduce,         50,     2,   25 * M,  "chain",                  504,  true},
+    {Across::kReduce,         50,     2,    2 * M,  "ring_gather",           4032,  true},
+    {Across::kReduce,         50,     2,    1 * M,  "halving_gather",        4032,  true},
     {Across::kGather,         50,     2,    1 * M,  "linear",                 504,  false},
     {Across::kScatter,        50,     2,    1 * M,  "linear",                 504,  false},
     {Across::kAllToAll,       50,     2,    1 * M,  "pairwise",               504,  false},
@@ -205,6 +225,7 @@ TEST(PlanBetween, IsThisTable) {
     PlanFacts facts = machine(e.rails);
     facts.hosts = e.hosts;
     facts.rails = e.rails;
+    facts.world = e.hosts * e.rails;
     const InterHostPlan inter_host = plan_between(e.collective, e.bytes, facts);
     ASSERT_NE(inter_host.row, nullptr);
     EXPECT_EQ(row_between(e, inter_host.row->name, inter_host.slice >> 10, inter_host.by_leader),
@@ -229,9 +250,9 @@ TEST(PlanBetween, ExplainsItself) {
        "between hosts ring (large, few hosts: every byte is reduced once) on 2 rails (ranks of each host), in 33 "
        "slices "
        "of 2016 KiB that overlap with the steps inside, inside a host publish_pipelined"},
-      {Collective::kAllReduce, 1, 9, 1 * M,
-       "all_reduce of 1048576 bytes a rank, 9 ranks on 9 hosts, 1 on each: between hosts halving_doubling (large, many "
-       "hosts: the fewest steps for the fewest bytes) on 1 rail"},
+      {Collective::kAllReduce, 1, 9, 64 * K,
+       "all_reduce of 65536 bytes a rank, 9 ranks on 9 hosts, 1 on each: between hosts halving_doubling (short for its "
+       "number of hosts: the fewest steps) on 1 rail"},
       {Collective::kReduceScatter, 2, 2, 4 * M,
        "reduce_scatter of 4194304 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host reduce_scatter_pipelined, "
        "between hosts ring (large, few hosts: every byte is reduced once) on 2 rails (ranks of each host), in 3 slices "
@@ -279,7 +300,7 @@ TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
 /// Blocks of different lengths take a schedule that does not depend on lengths.
 TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
   PlanFacts facts = machine(2);
-  facts.hosts = 5;
+  facts.hosts = 17;
   facts.rails = 2;
   EXPECT_STREQ(plan_between(Across::kAllGather, 100, facts, nvx::Blocks::kAlike).row->name, "bruck");
   EXPECT_STREQ(plan_between(Across::kAllGather, 100, facts, nvx::Blocks::kOfAnySize).row->name, "ring");

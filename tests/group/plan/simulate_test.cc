@@ -97,8 +97,8 @@ TEST(Simulate, SimulatesSomeOfManySlices) {
   };
   const double all_links = double(64 * M) / kRate;
   EXPECT_NEAR(seconds(64 * M, 8), all_links * (1 + 6.0 * 504 * K / double(64 * M)), all_links / 100) << "a chain";
-  const double many = seconds(128 * M, 50);
-  EXPECT_NEAR(many, 2 * seconds(64 * M, 50), many / 50) << "a scatter and an all-gather";
+  const double many = seconds(240 * M, 500);
+  EXPECT_NEAR(many, 2 * seconds(120 * M, 500), many / 50) << "a scatter and an all-gather";
 }
 
 TEST(Simulate, SlicesOfBlocksThatDivideUnevenly) {
@@ -140,11 +140,10 @@ TEST(Simulate, RanksShareTheCardsOfTheirHost) {
 
 TEST(Simulate, TenThousandRanks) {
   for (int c = int(Collective::kAllReduce); c <= int(Collective::kBarrier); ++c) {
-    if (Collective(c) == Collective::kBroadcast) continue;  // its last schedule has a step for each pair of hosts
     const Simulation s = on(Collective(c), c == int(Collective::kBarrier) ? 0 : 64 * K, alike_hosts(10000));
     EXPECT_GT(s.seconds, kLatency) << name(Collective(c));
   }
-  EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 1 * M, alike_hosts(100000), kFabric))
+  EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 256 * M, alike_hosts(100000), kFabric))
       << "refused, not simulated for ever";
 }
 

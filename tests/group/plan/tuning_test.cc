@@ -35,10 +35,9 @@ constexpr ExpectedDefault kDefaults[] = {
     {"reduce_scatter.fewest_steps",     16 * K, 16 * K, 16 * K, 16 * K},
     {"all_gather.fewest_steps",         16 * K, 16 * K, 16 * K, 16 * K},
     {"broadcast.fewest_steps",          64 * K, 64 * K, 64 * K, 64 * K},
-    {"all_reduce.ring_hosts",                8,      8,      8,      8},
-    {"reduce_scatter.ring_hosts",            8,      8,      8,      8},
-    {"all_gather.direct_hosts",              4,      4,      4,      4},
-    {"broadcast.chain_hosts",                8,      8,      8,      8},
+    {"all_reduce.ring_hosts",                2,      2,      2,      2},
+    {"reduce_scatter.ring_hosts",            2,      2,      2,      2},
+    {"all_gather.direct_hosts",             16,     16,     16,     16},
     {"all_gather.packed",               16 * K, 16 * K, 16 * K, 16 * K},
     {"slice",                          504 * K, 504 * K, 504 * K, 504 * K},
     {"kernels.blocks",                      24,     24,     24,     24},
@@ -261,20 +260,25 @@ TEST(Tuning, DecidesBetweenHostsToo) {
   facts.tuning.set(Tune::kBroadcastFewestSteps, 100);
   EXPECT_EQ(chosen(Across::kAllReduce, 100), "recursive_doubling");
   EXPECT_EQ(chosen(Across::kAllReduce, 101), "ring");
-  EXPECT_EQ(chosen(Across::kReduce, 101), "chain");
-  EXPECT_EQ(chosen(Across::kBroadcast, 101), "chain");
-  facts.tuning.set(Tune::kAllReduceRingHosts, 3);
-  facts.tuning.set(Tune::kReduceScatterRingHosts, 3);
+  EXPECT_EQ(chosen(Across::kReduce, 101), "ring_gather");
+  EXPECT_EQ(chosen(Across::kBroadcast, 1 * M), "scatter_all_gather");
   facts.tuning.set(Tune::kAllGatherDirectHosts, 3);
-  facts.tuning.set(Tune::kBroadcastChainHosts, 3);
-  EXPECT_EQ(chosen(Across::kAllReduce, 1 * M), "halving_doubling");
-  EXPECT_EQ(chosen(Across::kReduceScatter, 1 * M), "halving");
   EXPECT_EQ(chosen(Across::kAllGather, 1 * M), "ring");
   EXPECT_EQ(chosen(Across::kAllGather, 16 * K), "bruck");
-  EXPECT_EQ(chosen(Across::kBroadcast, 1 * M), "scatter_all_gather");
-  EXPECT_EQ(plan_between(Across::kBroadcast, 1 * M, facts).slice, 504 * K);
-  facts.tuning.set(Tune::kSlice, 64 * K);
-  EXPECT_EQ(plan_between(Across::kBroadcast, 1 * M, facts).slice, 64 * K);
+  for (const Across collective : {Across::kReduce, Across::kBroadcast}) {
+    EXPECT_EQ(chosen(collective, 2016 * K), "chain");
+    EXPECT_EQ(plan_between(collective, 2016 * K, facts).slice, 504 * K);
+    facts.tuning.set(Tune::kSlice, 1 * M);
+    EXPECT_NE(chosen(collective, 2016 * K), "chain");
+    facts.tuning.set(Tune::kSlice, 504 * K);
+  }
+  facts.hosts = 8;
+  EXPECT_EQ(chosen(Across::kAllReduce, 100 * K), "halving_doubling");
+  EXPECT_EQ(chosen(Across::kReduceScatter, 100 * K), "halving");
+  facts.tuning.set(Tune::kAllReduceRingHosts, 8);
+  facts.tuning.set(Tune::kReduceScatterRingHosts, 8);
+  EXPECT_EQ(chosen(Across::kAllReduce, 100 * K), "ring");
+  EXPECT_EQ(chosen(Across::kReduceScatter, 100 * K), "ring");
   EXPECT_EQ(policy_to_keep(1 * M, facts), kernel::CachePolicy::kCached);
   facts.tuning.set(Tune::kPastCaches, 1 * M);
   EXPECT_EQ(policy_to_keep(1 * M, facts), kernel::CachePolicy::kPast);
