@@ -53,7 +53,7 @@ CELLS = {
     "without privileges": ([[["become"]], [["become"]]], WORKS),
     "one network namespace each": (
         [[["namespaces", "net"], ["host", "a"]]] * 2,
-        "different network namespaces, where they cannot share memory. Next: give the ranks of each .* NVX_HOST_ID",
+        "different network namespaces, where they cannot share memory.*Next: give the ranks of each .* NVX_HOST_ID",
     ),
     "a read-only /dev/shm": ([[["namespaces"], ["mount", "tmpfs", "/dev/shm", "ro"]]] * 2, WORKS),
     "a /dev/shm of a page": ([[["namespaces"], ["mount", "tmpfs", "/dev/shm", "size=4k"]]] * 2, WORKS),
