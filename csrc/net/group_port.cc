@@ -137,6 +137,7 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
 std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
   if (header.kind == Kind::kSegment) return p2p_.place(header, bytes);
+  if (header.kind != Kind::kFirst && header.kind != Kind::kNext) return nullptr;
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) return run->place(header, bytes);
   }

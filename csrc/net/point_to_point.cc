@@ -11,12 +11,13 @@
 namespace nvx::net {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 10;  ///< with an announcement
-/// The most cost of a rank's unread control messages, and that of an announcement, which holds memory; of others it
-/// is 1.
-constexpr uint64_t kMostUnread = 1 << 18, kAnnouncement = 16;
+/// The cost of a control message is its memory in units of 64 bytes: of an announcement 1 KiB and its body. A rank's
+/// unread control messages may cost 16 MiB.
+constexpr uint64_t kUnit = 64, kMostUnread = (16 << 20) / kUnit, kAnnouncement = (1 << 10) / kUnit;
 
-uint64_t cost_of(const PointToPoint::Control& control) { return control.kind == Kind::kEnvelope ? kAnnouncement : 1; }
+uint64_t cost_of(const PointToPoint::Control& control) {
+  return control.kind == Kind::kEnvelope ? kAnnouncement + control.body.size() / kUnit : 1;
+}
 
 template <class Queue>
 std::optional<typename Queue::value_type> pop(Queue& queue) {
@@ -40,7 +41,7 @@ void PointToPoint::take_control(const MessageHeader& header, std::span<const std
   Control control{header.kind, int(header.from), header.value, {}, {}};
   if (header.kind == Kind::kEnvelope) {
     const auto envelope = read_behind_header<Envelope>(whole);
-    if (!envelope || body.size() > kMostBytes || (envelope->carries_data && body.size() != envelope->bytes)) return;
+    if (!envelope || body.size() > kMostEager || (envelope->carries_data && body.size() != envelope->bytes)) return;
     control.envelope = *envelope;
     control.body.assign(body.begin(), body.end());
   }
@@ -50,9 +51,20 @@ void PointToPoint::take_control(const MessageHeader& header, std::span<const std
   notify_();
 }
 
-void PointToPoint::announce(int rank, const Envelope& envelope, std::span<const std::byte> body) {
+void PointToPoint::announce(int rank, const Envelope& envelope, std::span<const std::byte> body, Owner owner) {
   port_.mutex().held_by_caller();
-  port_.send(rank, {Kind::kEnvelope}, std::as_bytes(std::span(&envelope, 1)), body);
+  const auto behind = std::as_bytes(std::span(&envelope, 1));
+  if (!owner) return port_.send(rank, {Kind::kEnvelope}, behind, body);
+  const uint64_t id = next_id_++;
+  outgoing_.push_back({.id = id,
+                       .rank = rank,
+                       .number = envelope.number,
+                       .data = nullptr,
+                       .bytes = body.size(),
+                       .owner = std::move(owner),
+                       .moved = body.size(),
+                       .busy = 1});
+  port_.send(rank, {Kind::kEnvelope}, behind, body, this, id);
 }
 
 void PointToPoint::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner) {

@@ -13,8 +13,8 @@ namespace nvx::net {
 
 class GroupPort;
 
-/// The messages of a group's mailbox between hosts: control messages and granted large messages, in segments. The
-/// caller holds the messenger's lock.
+/// The messages of a group's mailbox between hosts: control messages, which carry small messages, and granted large
+/// messages, in segments. The caller holds the messenger's lock.
 class PointToPoint final : private Sender {
  public:
   /// A control message: an announcement, its receipt or its grant.
@@ -25,7 +25,7 @@ class PointToPoint final : private Sender {
     Envelope envelope;
     std::vector<std::byte> body;
   };
-  /// The caller's object for a large message: next_done() returns it.
+  /// The caller's object for a message whose memory the link reads or writes: next_done() returns it.
   using Owner = std::shared_ptr<void>;
 
   PointToPoint(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
@@ -37,13 +37,17 @@ class PointToPoint final : private Sender {
   void notify() const { notify_(); }
 
   std::optional<Control> next_control();
-  /// Announces a message, and sends it with the announcement if it is small.
-  void announce(int rank, const Envelope& envelope, std::span<const std::byte> body);
+  /// The longest message that goes with its announcement. A longer one waits for a grant, two latencies more. It is
+  /// below segment_bytes() of every link, and 64 unread announcements of a rank have at most 2 MiB.
+  static constexpr size_t kMostEager = 32 << 10;
+  /// Announces a message, and sends it with the announcement if that carries data. `owner`: next_done() returns it when
+  /// the link has read the body; without an owner the body is copied, and has at most Messenger::kMostCopied bytes.
+  void announce(int rank, const Envelope& envelope, std::span<const std::byte> body, Owner owner = nullptr);
   /// Grants a large message, which is then written to this memory.
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner = nullptr);
   /// Sends a large message that its receiver has granted.
   void send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner = nullptr);
-  /// The owner of a large message that has arrived, or whose body the link has read. Null if there is none.
+  /// The owner of a message that has arrived, or whose body the link has read. Null if there is none.
   Owner next_done();
   /// Drops all messages, and releases their memory in bounded time.
   void drop();
@@ -61,7 +65,7 @@ class PointToPoint final : private Sender {
     uint64_t id;
     int rank;
     uint64_t number;
-    std::byte* data;
+    std::byte* data;  // null if all of it goes with its announcement
     size_t bytes;
     Owner owner;
     size_t moved = 0;

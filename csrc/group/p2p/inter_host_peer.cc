@@ -26,11 +26,13 @@ bool InterHostPeer::announce() {
     envelope.bytes = message->bytes;
     envelope.number = ++announced_;
     envelope.dtype = uint8_t(message->dtype);
-    envelope.carries_data = carries(message->bytes, net::Messenger::kMostCopied, peer_taken_.full());
-    core_.port->p2p().announce(rank_, envelope, {message->data, envelope.carries_data ? message->bytes : 0});
-    if (envelope.carries_data) {
+    envelope.carries_data = carries(message->bytes, net::PointToPoint::kMostEager, peer_taken_.full());
+    const bool copied = envelope.carries_data && message->bytes <= net::Messenger::kMostCopied;
+    core_.port->p2p().announce(rank_, envelope, {message->data, envelope.carries_data ? message->bytes : 0},
+                               envelope.carries_data && !copied ? message : nullptr);
+    if (copied) {
       finish(message, {});
-    } else {
+    } else if (!envelope.carries_data) {
       ungranted_[announced_] = message;
     }
     moved = true;

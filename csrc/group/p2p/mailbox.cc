@@ -11,7 +11,7 @@ namespace nvx {
 namespace {
 
 constexpr std::chrono::milliseconds kEndOfCopies{500};  // copies end by themselves, unless the device hangs
-constexpr uint64_t kMostKept = 4 << 20;                 // unexpected bytes of a peer; a few more envelopes may arrive
+constexpr uint64_t kMostKept = 4 << 20;                 // unexpected bytes of a peer; 64 more envelopes may arrive
 
 /// Takes the first one with this tag that fits, if any.
 template <class T>

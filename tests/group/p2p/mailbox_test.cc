@@ -299,15 +299,15 @@ TEST(Mailbox, StagingRotates) {
 }
 
 /// Beyond a limit, the sender holds messages that have no receive. A later receive gets them in order.
-void flood(const std::function<GroupOptions(int)>& options_of) {
-  constexpr size_t kFlood = 8000, kPayload = 900, kMostKept = 6 << 20;
+void flood(const std::function<GroupOptions(int)>& options_of, size_t count = 8000, size_t each = 900) {
+  constexpr size_t kMostKept = 7 << 20;
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options_of(rank));
-    Bytes last(10), all = rank == 1 ? payload(1, 0, 0, kFlood * kPayload) : Bytes(kFlood * kPayload);
+    Bytes last(10), all = rank == 1 ? payload(1, 0, 0, count * each) : Bytes(count * each);
     const Request request = message(1 - rank, 1, last.data(), last.size());
     std::vector<Request> requests;
-    for (size_t i = 0; i < kFlood; ++i) requests.push_back(message(1 - rank, 7, all.data() + i * kPayload, kPayload));
+    for (size_t i = 0; i < count; ++i) requests.push_back(message(1 - rank, 7, all.data() + i * each, each));
     if (rank == 0) {
       ASSERT_TRUE(receive_now(group, request).ok());
       ASSERT_TRUE(barrier(group).ok());
@@ -317,11 +317,11 @@ void flood(const std::function<GroupOptions(int)>& options_of) {
       group.mailbox().send(request, Runner::kPool);
       ASSERT_TRUE(group.mailbox().wait(*request).ok());
       const auto done = [](const Request& one) { return one->done(); };
-      EXPECT_LT(size_t(std::count_if(requests.begin(), requests.end(), done)) * kPayload, kMostKept);
+      EXPECT_LT(size_t(std::count_if(requests.begin(), requests.end(), done)) * each, kMostKept);
       ASSERT_TRUE(barrier(group).ok());
     }
     for (const Request& one : requests) ASSERT_TRUE(group.mailbox().wait(*one).ok());
-    EXPECT_TRUE(all == payload(1, 0, 0, kFlood * kPayload));
+    EXPECT_TRUE(all == payload(1, 0, 0, count * each));
     ASSERT_TRUE(barrier(group).ok());
   });
 }
@@ -333,6 +333,8 @@ TEST(Mailbox, AFloodWithoutReceivesIsBounded) {
 TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
   Hosts hosts({0, 1});
   flood([&](int rank) { return hosts.options("far flood", rank); });
+  flood([&](int rank) { return hosts.options("far flood of longer messages", rank); }, 600,
+        net::PointToPoint::kMostEager);
 }
 
 // ---- failures
