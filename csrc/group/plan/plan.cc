@@ -127,8 +127,8 @@ constexpr size_t kMostDirect = 512 << 10;  ///< of all ranks together
 constexpr size_t kMessage = 24 << 10;
 
 /// Halving moves the whole once more if it has to fold hosts in, but takes fewer messages in sequence. Without folds it
-/// moves the same bytes as a ring, though over longer ways and with pauses. `at_once`: the bytes that go round
-/// together.
+/// moves the same bytes as a ring, though over longer ways and with pauses: then the ring's additional messages may
+/// take a quarter of the time. `at_once`: the bytes that go round together.
 bool ring_is_faster(size_t at_once, const PlanFacts& facts) {
   const size_t more = facts.hosts - std::min<size_t>(facts.hosts, std::bit_width(facts.hosts) + 1);
   return at_once >= more * kMessage * (std::has_single_bit(facts.hosts) ? 4 : 1);
@@ -233,7 +233,7 @@ InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& fac
     const size_t parts = r.cuts ? std::clamp<size_t>(facts.hosts, 1, 8) : 1;
     const size_t rails = collective == Across::kAllReduce && r.by == By::kRails ? std::max<size_t>(facts.rails, 1) : 1;
     const size_t slice = facts.tuned(Tune::kSlice) * parts * rails;
-    // A slice goes round while a few others do, so a longer message does not make up for more messages.
+    // Few slices go round at once, so a longer message does not make up for the messages of each.
     const size_t at_once = r.cuts ? std::min(bytes, slice * kSlicesInFlight / 2) : bytes;
     if (r.condition == If::kDirectIsFaster && facts.hosts > 2 && bytes > kMostDirect / facts.world) continue;
     if (r.condition == If::kRingIsFaster && !ring_is_faster(at_once, facts)) continue;
