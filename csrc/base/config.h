@@ -24,7 +24,7 @@ std::span<const Variable> variables();
 
 /// The default, with its effect: "0: the group's timeout", "warn".
 std::string default_of(const Variable& variable);
-/// The values that the variable accepts: "a whole number from -1 to 65536", "warn, info, trace", "a folder".
+/// The values that the variable accepts: "a whole number from -1 on", "warn, info, trace", "a folder".
 std::string accepted(const Variable& variable);
 
 /// The reason why the variable's current value is refused: "none of warn, info, trace", "not a whole number", "less

@@ -48,8 +48,10 @@ static_assert(kSlotsBytes >= (kEpochs + 1) * kSlotBytes);
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
-  uint64_t lease_offset;  ///< of this operation's staging: in the owner's arena, or without a lease in the pad's slots
-  uint64_t lease_bytes;
+  /// Of this operation's staging: in the owner's arena; if `in_place`, of its data in the memory of its process's
+  /// tensors; without a lease, of its slot in the pad.
+  uint64_t lease_offset;
+  uint64_t lease_bytes;  ///< if `in_place`, the staging that sizes the chunks; 0: no lease
   double factor;         ///< this rank's multiplier for premul_sum
   uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all ranks
   uint32_t in_place;     ///< 1: peers read the data where it is: see Channel::lend()

@@ -17,8 +17,9 @@ class LeaseHolder {
   virtual Span release_idle() = 0;
 };
 
-/// The bounded staging memory of a process, shared by all its groups. A lease may be smaller than wanted but is never
-/// refused. So no group waits for memory that another group holds, which could deadlock across ranks.
+/// The bounded staging memory of a process, shared by all its groups. A lease may be smaller than wanted, and is
+/// refused only if the arena has no `kSmallest` bytes left. So no group waits for memory that another group holds,
+/// which could deadlock across ranks.
 class LeasePool {
  public:
   static constexpr size_t kSmallest = 256 << 10;

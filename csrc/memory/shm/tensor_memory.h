@@ -24,7 +24,8 @@ class TensorMemory {
 
   explicit TensorMemory(const Arena& arena);
   TensorMemory(const TensorMemory&) = delete;
-  /// Frees all pages: peers that stay may keep the file.
+  /// Frees all pages up to `kKept`: peers that stay may keep the file. Pages behind that free() did not return stay
+  /// until those close the file.
   ~TensorMemory();
 
   /// Whether there is any. Maps it.
