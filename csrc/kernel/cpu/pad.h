@@ -65,7 +65,7 @@ struct alignas(kCacheLine) FlagLine {
 
 /// Why a rank failed the group; the other ranks repeat it.
 struct PostedNote {
-  enum State : uint32_t { kNone, kBeingWritten, kReadable };
+  enum State : uint32_t { kNone, kReadable };
   std::atomic<State> state;
   uint32_t reserved;
   FailureNote note;
@@ -75,7 +75,6 @@ struct PostedNote {
   /// For the pad's owner, on one thread at a time. The first note stays.
   void write(const Failure& failure) {
     if (state.load(std::memory_order_relaxed) != kNone) return;
-    state.store(kBeingWritten, std::memory_order_relaxed);
     note = FailureNote::of(failure);
     state.store(kReadable, std::memory_order_release);
   }
