@@ -105,9 +105,10 @@ std::optional<std::string> content_of(const std::string& path, size_t most) {
   if (!S_ISREG(what.st_mode)) return std::nullopt;
   std::string content(most, '\0');
   size_t used = 0;
-  for (ssize_t got = 1; got != 0 && used < most; used += size_t(got)) {
+  for (ssize_t got = 1; got != 0 && used < most;) {
     got = ::read(fd.get(), content.data() + used, most - used);
-    if (got < 0) return std::nullopt;
+    if (got < 0 && errno != EINTR) return std::nullopt;
+    if (got > 0) used += size_t(got);
   }
   content.resize(used);
   return content;
