@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "group/core/status.h"
+#include "memory/shm/process_watch.h"
 
 namespace nvx {
 namespace {
@@ -38,9 +39,8 @@ std::string text_of(const char* field, size_t size) { return printable(std::stri
 bool is_message(const std::string& call) { return call == "send" || call == "recv"; }
 
 bool stopped(pid_t pid) {
-  const std::string stat = read_line("/proc/" + std::to_string(pid) + "/stat");
-  const size_t end = stat.rfind(')');
-  return end == std::string::npos || stat.size() < end + 3 || stat[end + 2] == 'T' || stat[end + 2] == 't';
+  const std::string stat = stat_of(pid);
+  return stat.empty() || stat[0] == 'T' || stat[0] == 't';
 }
 
 /// `seen`: when the slot was read, which counts as the end of a wait in progress. If a wait was given up, it is the

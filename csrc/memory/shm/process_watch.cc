@@ -41,17 +41,6 @@ bool proc_is_of_this_namespace() {
   return readlink("/proc/self", own, sizeof own - 1) > 0 && std::to_string(getpid()) == own;
 }
 
-/// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
-/// process is not visible (0).
-std::string stat_of(pid_t pid) {
-  if (pid == 0 || !proc_is_of_this_namespace()) return "";
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat;
-  std::getline(file, stat);  // fails without an exception if the process is reaped meanwhile
-  const size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
-}
-
 /// The wait status, the last field: of an unreaped process, and from Linux 5.17 on already of one that is ending.
 int status_in(const std::string& stat) { return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1); }
 
@@ -135,6 +124,15 @@ bool all_threads_ended(int pidfd, pid_t pid, std::chrono::milliseconds span) {
 }
 
 }  // namespace
+
+std::string stat_of(pid_t pid) {
+  if (pid == 0 || !proc_is_of_this_namespace()) return "";
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat;
+  std::getline(file, stat);  // fails without an exception if the process is reaped meanwhile
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
+}
 
 int ProcessWatch::own_lock_file(pid_t to) {
   if (to == getpid()) return -1;

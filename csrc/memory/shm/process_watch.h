@@ -11,6 +11,10 @@
 
 namespace nvx {
 
+/// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
+/// process is not visible (0).
+std::string stat_of(pid_t pid);
+
 /// Another process of this host, watched through the kernel.
 ///
 /// Every process locks a file of its own and passes the file to the processes that watch it. The kernel releases the
