@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "base/round_up.h"
 #include "group/hierarchy/host_proxy.h"
 #include "group/plan/chunks.h"
 #include "group/plan/delegate_plan.h"
@@ -157,7 +158,7 @@ Way by_all_hosts(const ExplainRequest& q, const InterHostPlan& inter_host) {
 Way by_host(const ExplainRequest& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
-  const size_t bytes = in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes;
+  const size_t bytes = in_chunks ? q.bytes / ceil_div(whole, kChunk) : q.bytes;
   const Choice choice = plan(q.collective, bytes, q.facts);
   std::string why = std::string("if no way above is possible: ") + choice.why;
   if (in_chunks) why += "; in chunks of " + std::to_string(kChunk >> 20) + " MiB";

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "base/round_up.h"
 #include "kernel/cpu/host_collectives.h"
 
 namespace nvx {
@@ -60,10 +61,10 @@ uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, cons
   };
   const size_t n = facts.ranks;
   switch (algorithm) {
-    case Algorithm::kReducePipelined: return 1 + chunks((bytes + n - 1) / n, n) + 2;
-    case Algorithm::kReduceScatterPipelined: return 1 + chunks((bytes + n - 1) / n, n) + 1;
+    case Algorithm::kReducePipelined: return 1 + chunks(ceil_div(bytes, n), n) + 2;
+    case Algorithm::kReduceScatterPipelined: return 1 + chunks(ceil_div(bytes, n), n) + 1;
     case Algorithm::kPublishPipelined: return 1 + chunks(bytes, 1) + 1;
-    case Algorithm::kExchange: return lease ? 1 + chunks((bytes + n - 1) / n, n) + 1 : 1;
+    case Algorithm::kExchange: return lease ? 1 + chunks(ceil_div(bytes, n), n) + 1 : 1;
     default: return 1;
   }
 }
@@ -240,7 +241,7 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
   // Inside the hosts, the slices together are as large as the whole.
   const bool rails = !inter_host.by_leader && collective == Collective::kAllReduce;
   const size_t before = rails || collective == Collective::kReduceScatter ? bytes : inter_host.by_leader ? bytes : 0;
-  const size_t after = rails ? (bytes + facts.rails - 1) / facts.rails : bytes;
+  const size_t after = rails ? ceil_div(bytes, facts.rails) : bytes;
   for (const auto& [inside, staged] : {std::pair{inter_host.before, before}, std::pair{inter_host.after, after}}) {
     if (inside == Collective::kNone) continue;
     const Estimate step = inside_of(plan(inside, staged, facts).algorithm, inside, staged, facts);

@@ -253,11 +253,11 @@ Sizes sizes(Across collective, size_t bytes, const InterHostPlan& inter_host, co
   switch (collective) {
     case Across::kAllReduce: {
       if (inter_host.by_leader) return {bytes, bytes, bytes};
-      const size_t part = (slice + facts.rails - 1) / facts.rails;
+      const size_t part = ceil_div(slice, facts.rails);
       return {bytes, part * facts.ranks, part};
     }
     case Across::kReduceScatter: {
-      const size_t block = (bytes + facts.world - 1) / facts.world;
+      const size_t block = ceil_div(bytes, facts.world);
       return {block, std::min(block, inter_host.slice) * facts.ranks, 0};
     }
     case Across::kAllGather:
@@ -294,7 +294,7 @@ std::string explain_between(Collective collective, size_t bytes, const PlanFacts
   if (!inter_host.by_leader && size.sliced)
     text += " on " + std::to_string(facts.rails) + (facts.rails == 1 ? " rail" : " rails (ranks of each host)");
   if (size.sliced > inter_host.slice) {
-    text += ", in " + std::to_string((size.sliced + inter_host.slice - 1) / inter_host.slice) + " slices of " +
+    text += ", in " + std::to_string(ceil_div(size.sliced, inter_host.slice)) + " slices of " +
             std::to_string(inter_host.slice >> 10) + " KiB that overlap with the steps inside";
   }
   return text + (last.empty() ? "" : ", " + last);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/round_up.h"
 #include "group/plan/estimate.h"
 
 namespace nvx {
@@ -312,7 +313,7 @@ Slice slice_of(Collective collective, size_t bytes, double slices, bool packs, c
 std::optional<Simulation> simulate(Collective collective, size_t bytes, const PlanFacts& facts, const Fabric& fabric) {
   const InterHostPlan plan = plan_between(across(collective), bytes, facts);
   const Sizes size = sizes(across(collective), bytes, plan, facts);
-  const size_t slices = size.sliced ? (size.sliced + plan.slice - 1) / plan.slice : 1;
+  const size_t slices = size.sliced ? ceil_div(size.sliced, plan.slice) : 1;
   const size_t whole = collective == Collective::kReduceScatter ? facts.world : 1;  // blocks of this size
   const size_t rest = slices > 1 ? (size.sliced - (slices - 1) * plan.slice) * whole : bytes;
   Inside inside{facts, fabric};
