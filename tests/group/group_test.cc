@@ -179,6 +179,24 @@ TEST(Group, StagingRotates) {
   });
 }
 
+TEST(Group, OnlyTheRootOfABroadcastLeasesStaging) {
+  MemoryStore store;
+  const std::shared_ptr<ShmRegistry> here = ShmRegistry::instance();
+  as_threads(3, [&](int rank) {
+    Group group(store, options("root", rank, 3));
+    std::vector<size_t> left{here->leases().unleased()};
+    ASSERT_TRUE(barrier(group).ok());
+    for (const int root : {0, 1}) {
+      ASSERT_EQ(perform(group, {.collective = Collective::kBroadcast, .root = root, .counts = {300'000, 0, 0}}), "");
+      ASSERT_TRUE(barrier(group).ok());
+      left.push_back(here->leases().unleased());
+      ASSERT_TRUE(barrier(group).ok());
+    }
+    EXPECT_LT(left[1], left[0]);
+    EXPECT_EQ(left[0] - left[1], left[1] - left[2]);
+  });
+}
+
 /// The timeouts of messages and of collectives of one group do not combine into a deadlock.
 TEST(Group, CollectivesAndMessagesGoApart) {
   MemoryStore store;

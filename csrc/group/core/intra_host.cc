@@ -44,8 +44,10 @@ kernel::CollectiveArgs IntraHost::args_of(const Operation& step, const Operation
 Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules& rules) {
   const size_t staged = staged_bytes(step);
   const Choice choice = plan(step.collective, staged, members_.facts);
-  const std::optional<size_t> lends = choice.lease_bytes != 0 ? lendable(step) : std::nullopt;
-  const bool leases = choice.lease_bytes != 0 && !lends;
+  const bool only_reads = step.collective == Collective::kBroadcast && step.root != members_.local_rank();
+  const bool gives = choice.lease_bytes != 0 && !only_reads;
+  const std::optional<size_t> lends = gives ? lendable(step) : std::nullopt;
+  const bool leases = gives && !lends;
   if (lends) channel_.lend(*lends, choice.lease_bytes);
   if (leases) {
     try {

@@ -29,7 +29,7 @@ struct PlanFacts {
 
 struct Choice {
   kernel::Algorithm algorithm;
-  size_t lease_bytes;  ///< staging that this rank leases; 0: none
+  size_t lease_bytes;  ///< staging of each rank whose data others read; 0: none
   const char* why;
 };
 
