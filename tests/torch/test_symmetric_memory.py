@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import time
 
@@ -168,7 +169,7 @@ def test_a_put_that_is_not_taken_ends_at_its_timeout(rank, world):
 @on_ranks(2)
 def test_blocks_that_differ_are_refused_on_all_ranks(rank, world):
     tensor = symm_mem.empty(10 + rank, device="cpu")
-    with argument_error(r"blocks that differ.*rank 0 .* has 40 bytes.*rank 1 .* has 44 bytes.*one size on all ranks"):
+    with argument_error(r"blocks differ.*rank 0 .* has 40 bytes.*rank 1 .* has 44 bytes.*one size on all ranks"):
         symm_mem.rendezvous(tensor, dist.group.WORLD)
     size = symm_mem.get_signal_pad_size()
     symm_mem.set_signal_pad_size(size * (1 + rank))
@@ -177,6 +178,22 @@ def test_blocks_that_differ_are_refused_on_all_ranks(rank, world):
     with argument_error(f"signal pad of {size}, .* signal pad of {2 * size}"):
         symm_mem.rendezvous(tensor, dist.group.WORLD)
     shared(10)[1].barrier()  # the group goes on
+
+
+def shared_kib():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"RssShmem:\s+(\d+)", status.read())[1])
+
+
+@one_host
+@on_ranks(2)
+def test_a_refused_rendezvous_keeps_no_memory(rank, world):
+    tensor = symm_mem.empty(10 + rank, device="cpu")
+    before, times = shared_kib(), 500
+    for _ in range(times):
+        with argument_error("blocks differ in group"):
+            symm_mem.rendezvous(tensor, dist.group.WORLD)
+    assert shared_kib() - before < times * 4 / 2, "each kept a page"
 
 
 @one_host

@@ -33,10 +33,9 @@ std::string text_of(const SymmetricBlock& block) {
 }
 
 void check_alike(const Members& members, int rank, const SymmetricBlock& block, const SymmetricBlock& first) {
-  NVX_CHECK(block.is_like(first), "rendezvous of blocks that differ in group " + members.name + ": " +
-                                      members.topology.describe(0) + " has " + text_of(first) + ", " +
-                                      members.topology.describe(rank) + " has " + text_of(block) +
-                                      ". Next: call symm_mem.empty with one size on all ranks");
+  NVX_CHECK(block.is_like(first), "blocks differ in group " + members.name + ": " + members.topology.describe(0) +
+                                      " has " + text_of(first) + ", " + members.topology.describe(rank) + " has " +
+                                      text_of(block) + ". Next: call symm_mem.empty with one size on all ranks");
 }
 
 /// `offset`: in a peer's memory, as the peer has sent it.
@@ -84,7 +83,9 @@ std::shared_ptr<Symmetric> Symmetric::rendezvous(const Parts& group, const Symme
     mapped.done = 0;
     nvx::put(mapped.why_not, error.reason());
   }
+  made->shares_flags_ = true;  // also if this exchange fails: it may end on other ranks
   const std::vector<Mapped> all = gather(core, group.execute, core.next_number(), kPurpose, mapped);
+  made->shares_flags_ = std::ranges::all_of(all, [](const Mapped& there) { return there.done != 0; });
   for (int r = 0; r < members.size(); ++r) {
     NVX_CHECK(all[size_t(r)].done, "no symmetric memory in group " + members.name + ": " +
                                        members.topology.describe(r) + " cannot map " + text_of(all[size_t(r)].why_not));
@@ -162,6 +163,7 @@ Symmetric::~Symmetric() {
     new auto(shm_);
     return;
   }
+  if (!shares_flags_ && flags_span_) shm_->tensors().free(flags_span_);
   if (!leaving_) return;
   for (int r = 0; r < size(); ++r) {
     if (r != rank_) release_flags_[size_t(r)]->left(rank_).store(1, std::memory_order_release);

@@ -111,6 +111,7 @@ class Symmetric {
   std::vector<Peer> peers_;                   // by rank
   std::vector<std::byte*> base_;              // by rank
   std::vector<ReleaseFlags*> release_flags_;  // by rank
+  bool shares_flags_ = false;                 // the others may set this rank's release flags
   std::shared_ptr<Leaving> leaving_;          // null until all ranks have mapped each other
 };
 
