@@ -20,6 +20,8 @@ using PeerId = uint32_t;
 using LinkNonce = std::array<uint64_t, 2>;
 
 inline constexpr size_t kMostHeader = 80;
+/// The longest body for which a link allocates memory where Receiver::place() returns null.
+inline constexpr size_t kMostUnplaced = 64 << 20;
 
 /// One outgoing message. The post and its body must stay unchanged in place until done() is called for the post.
 struct Post {

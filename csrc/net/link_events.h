@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <string>
 #include <utility>
@@ -8,6 +9,11 @@
 #include "net/link.h"
 
 namespace nvx::net {
+
+/// How long posts to a peer may stay open after the peer is forgotten.
+inline constexpr std::chrono::milliseconds kOpenTimeout{250};
+/// How long data of posts that are done() may take to leave this process after forget(), and in close().
+inline constexpr std::chrono::milliseconds kFlushTimeout{10000}, kCloseTimeout{500};
 
 /// The events that a link has yet to report: posts that have ended, and peers that are lost.
 class LinkEvents {

@@ -41,8 +41,6 @@ constexpr milliseconds kBetweenTries{100}, kCheckInterval{50};
 constexpr milliseconds kAttempt{1000};
 /// How long messages that have left a peer may arrive after its death was noticed.
 constexpr milliseconds kLastMessages{1000};
-/// How long posts to a forgotten peer may stay open, and how long a link that closes goes on sending.
-constexpr milliseconds kOpenTimeout{250}, kFlushTimeout{10000}, kCloseTimeout{500};
 
 /// The epolls of this process's links, for forked children: one more than the descriptor; 0: none.
 constexpr int kNoEpoll = -1;

@@ -17,8 +17,6 @@ namespace {
 constexpr size_t kLeastPlaced = 16 << 10;
 /// The memory for bodies that a link keeps between two of them.
 constexpr size_t kMostKept = 64 << 10;
-/// The longest body that a sender can make this side allocate memory for.
-constexpr size_t kMostUnplaced = 64 << 20;
 
 static_assert(sizeof(ClientHello) <= sizeof(Frame) + kMostHeader);
 

@@ -29,12 +29,8 @@ using std::chrono::milliseconds;
 constexpr size_t kSegmentBytes = 63 << 10;
 /// Remembered links that connected before add(). Only a post to it notices the loss of any further link.
 constexpr size_t kMostUnknownLinks = 65536;
-/// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
-constexpr milliseconds kOpenTimeout{250};
+/// How long posts to a peer may stay open after the peer is lost or closed.
 constexpr milliseconds kLostTimeout{1000};
-/// How long data of posts that are done() may take to leave this process after forget(), and in close().
-constexpr milliseconds kFlushTimeout{10000};
-constexpr milliseconds kCloseTimeout{500};
 /// Each claim looks at all sockets of the worker, of which each peer has two.
 constexpr milliseconds kClaimInterval{100};
 

@@ -5,12 +5,6 @@
 #include <utility>
 
 namespace nvx::net {
-namespace {
-
-/// The largest message without a place. Credits bound how many of them a peer sends.
-constexpr size_t kMostUnplaced = 64 << 20;
-
-}  // namespace
 
 ucs_status_t UcxFetches::begin(Receiver& receiver, std::span<const std::byte> header, void* descriptor, size_t bytes) {
   std::byte* place = receiver.place(header, bytes);
