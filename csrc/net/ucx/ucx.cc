@@ -138,8 +138,8 @@ class UcxLink final : public Link {
 
   Bell bell_;
   Receiver* receiver_ = nullptr;
-  bool closed_ = false;
-  bool calling_ = false;  // a UCX call is on the stack, so endpoints cannot be made
+  std::atomic<bool> closed_{false};  // sleep() reads it without the user's lock
+  bool calling_ = false;             // a UCX call is on the stack, so endpoints cannot be made
   bool breakage_ = false;
   uint32_t turns_ = 0;      // endpoints made so far
   bool unclaimed_ = false;  // a connection stands whose sockets the worker has not claimed
