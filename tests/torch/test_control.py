@@ -130,6 +130,20 @@ def test_timeout_of_one_operation(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_one_operation_without_a_timeout(rank, world):
+    """`timedelta.max` in a call's options means no timeout, not the group's."""
+    backend = own_backend(dist.new_group())
+    backend.set_timeout(timedelta(seconds=0.3))
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta.max
+    options.asyncOp = True
+    if rank == 1:
+        time.sleep(0.8)
+    backend.allreduce([torch.ones(3)], options).wait()
+
+
+@only_nvx
+@on_ranks(2)
 def test_timeout_of_a_wait(rank, world):
     """`wait(timeout)` ends the wait but not the operation, which completes when the peer comes."""
     groups = [dist.new_group() for _ in range(5)]

@@ -21,7 +21,8 @@ NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>
 }
 
 CallContext::Timeout CallContext::timeout_of(std::chrono::milliseconds given) {
-  const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
+  // c10d::kUnsetTimeout is negative, too
+  const auto own = is_no_timeout(given) ? TimeoutExtensions::kMost : std::max(given, std::chrono::milliseconds(0));
   TimeoutExtensions::Share share = extensions->begin();
   if (share.extra.count() == 0) [[likely]]
     return {own, nullptr};

@@ -72,7 +72,7 @@ class CallContext {
     std::chrono::milliseconds value;  ///< 0: the group's
     TimeoutExtensions::Claim claim;   ///< keeps the timeout's extension until the operation has ended
   };
-  /// given: the timeout that the caller passed, if any.
+  /// given: the caller's; c10d::kUnsetTimeout: none given; see is_no_timeout().
   Timeout timeout_of(std::chrono::milliseconds given);
   void number(std::span<TensorOperation> collectives);
   /// Counts a collective of CPU tensors, called by the program. Warns, once a process, if a callback of a future makes
