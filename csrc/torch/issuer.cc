@@ -1,6 +1,7 @@
 #include "torch/issuer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/config.h"
 #include "torch/core/interrupt.h"
@@ -107,7 +108,13 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   if (!context_.barriers_on_host() || !opts.device_ids.empty())
     c.device = device_in_use(context_.backend.getBoundDeviceId()).value_or(at::kCPU);
   c.facts.on_device = !c.device.is_cpu();
-  if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
+  if (c.facts.on_device && !opts.device_ids.empty()) {
+    const int64_t id = opts.device_ids.front();
+    if (id < 0 || !std::in_range<c10::DeviceIndex>(id))
+      arguments("barrier").invalid("device_ids must begin with the index of a device, and this is " +
+                                   std::to_string(id));
+    c.device.set_index(c10::DeviceIndex(id));
+  }
   if (c.facts.on_device) proxies_.await_end(mode, opts.timeout);
   Tensors none;
   return dispatch({c10d::OpType::BARRIER, "nvx:barrier"}, {&c, 1}, none, none, {opts.timeout, mode});

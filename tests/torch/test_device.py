@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import capture, counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import TORCH, on_fake_gpus, only_nvx, sync
+from ranks import TORCH, argument_error, on_fake_gpus, only_nvx, sync
 
 GPU = "fakegpu"
 COUNTS = [0, 1, 7, 1000, 300_007]
@@ -332,6 +332,16 @@ def test_a_barrier_waits_for_the_current_stream(rank, world):
         if work:
             work.wait()
         assert torch.equal(peek(tensor), torch.ones(1000)), given
+
+
+@only_nvx
+@on_fake_gpus(2)
+def test_a_barrier_refuses_indices_of_no_device(rank, world):
+    opts = dist.BarrierOptions()
+    for opts.device_ids in ([-1], [256]):
+        with argument_error(f"device_ids must begin with the index of a device.* {opts.device_ids[0]}"):
+            dist.group.WORLD._get_backend(on_gpu(0).device).barrier(opts)
+    dist.barrier()
 
 
 @only_nvx
