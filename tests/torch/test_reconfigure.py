@@ -252,7 +252,15 @@ def of_two_minds(rank, world, port):
         come_together(store, "rank 0 has called", world)
         with pytest.raises(RuntimeError, match="uuid 1 was already used.*another order"):
             reconfigure(1, handles[::-1])
-    assert reconfigure(2, handles).wait()
+    if rank == 0:
+        work = reconfigure(2, handles)
+        come_together(store, "rank 0 has called again", world)
+    else:
+        come_together(store, "rank 0 has called again", world)
+        with pytest.raises(RuntimeError, match="uuid 2 was already used.*another order"):
+            reconfigure(2, handles[::-1])
+        work = reconfigure(2, handles)  # the refused call has not used the uuid
+    assert work.wait()
     check_group(rank, world)
 
 

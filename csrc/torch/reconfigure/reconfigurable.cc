@@ -182,6 +182,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
       claim(*plan, *work);
     } catch (...) {
       MutexLock lock(mutex_);
+      used_.erase(plan->uuid);  // this rank may claim it again: the store keeps the members for which it was claimed
       pending_.reset();
       lock.unlock();
       work->end(std::current_exception());
