@@ -18,7 +18,7 @@ enum class Kind : uint8_t {
   kPong,          ///< the answer; `value` is a Liveness::Answer; the body of a kDeclaredLost is the reason
   kEnvelope,      ///< the announcement of a send; an Envelope follows the header, and a small message is in the body
   kTaken,         ///< announcements have been read; `value` is a Taken
-  kGrant,         ///< the receiver of this header may send the large message of this number
+  kGrant,         ///< the receiver of this header may send all of the large message of this number
   kSegment,       ///< a segment of a large message
   kFingerprint,   ///< the call with number `op` on the sender; its fingerprint follows. `value` 1: send yours
   kMonitorIn,     ///< the sender has entered the monitored barrier of number `value`
@@ -31,7 +31,7 @@ enum class Kind : uint8_t {
 /// The header of every message between hosts: fixed, little endian, and checked before use, since peers send it.
 struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kVersion = 6;  ///< changes with any layout in this file or in failure_note.h
+  static constexpr uint8_t kVersion = 7;  ///< changes with any layout in this file or in failure_note.h
 
   uint8_t magic = kMagic;
   uint8_t version = kVersion;

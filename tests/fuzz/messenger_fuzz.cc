@@ -117,7 +117,7 @@ void run(FuzzedDataProvider& from) {
   std::unique_ptr<net::ScheduleRun> run;
   const int opens_at = from.ConsumeIntegralInRange(0, 3);  // messages may arrive before it
   port.p2p().grant(1, 1, memory.transfer.data(), memory.transfer.size());
-  port.p2p().send(1, 2, memory.message.data(), memory.message.size());
+  port.p2p().send(1, 2, memory.message.data(), memory.message.size(), /*is_full=*/false);
   for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
     if (step >= opens_at && !run) run = std::make_unique<net::ScheduleRun>(port, args);
     link->to_come.push_back(make_up(from));

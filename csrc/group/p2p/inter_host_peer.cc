@@ -30,11 +30,9 @@ bool InterHostPeer::announce() {
     const bool copied = envelope.carries_data && message->bytes <= net::Messenger::kMostCopied;
     core_.port->p2p().announce(rank_, envelope, {message->data, envelope.carries_data ? message->bytes : 0},
                                envelope.carries_data && !copied ? message : nullptr);
-    if (copied) {
-      finish(message, {});
-    } else if (!envelope.carries_data) {
-      ungranted_[announced_] = message;
-    }
+    if (copied) finish(message, {});
+    if (!envelope.carries_data)
+      core_.port->p2p().send(rank_, announced_, message->data, message->bytes, peer_taken_.full(), message);
     moved = true;
   }
   return moved;
@@ -75,18 +73,8 @@ void InterHostPeer::send_taken() {
 }
 
 void InterHostPeer::read(net::PointToPoint::Control&& control) {
-  switch (control.kind) {
-    case net::Kind::kEnvelope: return take(std::move(control));
-    case net::Kind::kTaken: return peer_taken_.update(net::Taken::of(control.value));
-    case net::Kind::kGrant: {
-      const auto found = ungranted_.extract(control.value);
-      if (!found) return;
-      const std::shared_ptr<Message>& message = found.mapped();
-      MutexLock lock(core_.port->mutex());
-      return core_.port->p2p().send(rank_, control.value, message->data, message->bytes, message);
-    }
-    default: return;
-  }
+  if (control.kind == net::Kind::kEnvelope) return take(std::move(control));
+  peer_taken_.update(net::Taken::of(control.value));
 }
 
 }  // namespace nvx

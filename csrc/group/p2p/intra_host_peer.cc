@@ -51,6 +51,7 @@ void IntraHostPeer::release_slots() {
 
 void IntraHostPeer::clear(Clock::time_point until) {
   MessagePeer::clear(until);
+  ungranted_.clear();
   streaming_.clear();
   arriving_.clear();
   for (const auto& copy : {sending_, fetching_}) {

@@ -234,7 +234,6 @@ void MessagePeer::release_kept(size_t bytes) {
 
 void MessagePeer::clear(Clock::time_point /*until*/) {
   unannounced_.clear();
-  ungranted_.clear();
   to_grant_.clear();
 }
 

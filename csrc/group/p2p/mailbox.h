@@ -89,10 +89,11 @@ struct Message {
 /// The sends and receives of one rank. They are independent of the collectives, in order per pair and tag, and matched
 /// as they arrive.
 /// A sender announces each message in an envelope. A small message travels with the envelope, and its send is done
-/// at once, or between hosts when the link has read it. A large one waits until the receiver has a matching receive and
-/// grants it; then the sender streams it through leased staging. The granted messages of a pair are streamed one by
-/// one, in the order of the grants, so none waits for a message without a receive. A receiver that holds too much
-/// unexpected data reports to the sender that it is full; then the sender treats small messages like large ones.
+/// at once; between hosts, above `Messenger::kMostCopied`, when the link has read it. A large one waits until the
+/// receiver has a matching receive and grants it; then the sender streams it through leased staging. The granted
+/// messages of a pair are streamed one by one, in the order of the grants, so none waits for a message without a
+/// receive. Between hosts segments need no staging, and the first ones go ahead of the grant. A receiver that holds too
+/// much unexpected data reports to the sender that it is full; then the sender treats small messages like large ones.
 /// `MessagePeer` has the protocol with each rank. Large messages between GPUs of a host are granted when the receiver's
 /// device has reached the receive. Then the copy engines move the data, through slots in the sender's arena or from its
 /// pool; see `DeviceCopies`.

@@ -73,7 +73,6 @@ class MessagePeer {
   const int rank_;
   std::deque<std::shared_ptr<Message>> unannounced_;
   uint64_t announced_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<Message>> ungranted_;  // by number
   std::deque<std::pair<std::shared_ptr<Message>, uint64_t>> to_grant_;
   uint64_t taken_ = 0;
 
@@ -121,6 +120,7 @@ class IntraHostPeer final : public MessagePeer {
   kernel::Inbox& in_;
   const kernel::Outbox& their_out_;
   const kernel::Inbox& their_in_;
+  std::unordered_map<uint64_t, std::shared_ptr<Message>> ungranted_;  // by number
   uint64_t grants_seen_ = 0;
   std::deque<std::shared_ptr<Message>> streaming_;
   uint64_t streamed_ = 0;
