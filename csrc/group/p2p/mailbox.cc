@@ -107,7 +107,7 @@ void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
   const auto dropped = unexpected_.extract(tag);
   if (dropped.empty()) return;
-  for (const Unexpected& unexpected : dropped.mapped()) peer(unexpected.peer).release_kept(unexpected.data.size());
+  for (const Unexpected& unexpected : dropped.mapped()) peer(unexpected.peer).release_kept(unexpected);
 }
 
 std::string Message::describe() const {
@@ -217,18 +217,18 @@ void Mailbox::arrive(Unexpected&& unexpected) {
   if (receive) {
     accept(*receive, std::move(unexpected));
   } else {
-    peer(unexpected.peer).keep(unexpected.data.size());
+    peer(unexpected.peer).keep(unexpected);
     unexpected_[unexpected.tag].push_back(std::move(unexpected));
   }
 }
 
-void MessagePeer::keep(size_t bytes) {
-  kept_ += bytes;
+void MessagePeer::keep(const Unexpected& unexpected) {
+  kept_ += unexpected.memory();
   if (!full_ && kept_ > kMostKept) send_full(full_ = true);
 }
 
-void MessagePeer::release_kept(size_t bytes) {
-  kept_ -= bytes;
+void MessagePeer::release_kept(const Unexpected& unexpected) {
+  kept_ -= unexpected.memory();
   if (full_ && kept_ < kMostKept / 2) send_full(full_ = false);
 }
 
@@ -252,7 +252,7 @@ bool Mailbox::match_unexpected(const std::shared_ptr<Message>& receive) {
     return receive->peer == one.peer || receive->peer == kAnySource;
   });
   if (!unexpected) return false;
-  peer(unexpected->peer).release_kept(unexpected->data.size());
+  peer(unexpected->peer).release_kept(*unexpected);
   accept(receive, std::move(*unexpected));
   return true;
 }

@@ -29,6 +29,8 @@ struct Unexpected {
   std::vector<std::byte> data;
   bool on_device = false;
   uint64_t place = 0;  // see Envelope
+  /// The bytes of memory that it takes, about.
+  size_t memory() const { return sizeof(*this) + data.size(); }
 };
 
 /// Wakes the threads of a rank of this host that sleep in its mailbox.
@@ -54,10 +56,10 @@ class MessagePeer {
   virtual bool arriving() const { return false; }
   /// Whether the peer may be reading a tensor of this rank.
   virtual bool lends() const { return false; }
-  /// Counts unexpected data that is kept here. It is bounded: a peer that receives the report that this rank is full
-  /// keeps further messages until there is a receive.
-  void keep(size_t bytes);
-  void release_kept(size_t bytes);
+  /// Counts the memory of unexpected messages. A peer that receives the report that this rank is full keeps the data of
+  /// further messages until there is a receive.
+  void keep(const Unexpected& unexpected);
+  void release_kept(const Unexpected& unexpected);
 
   uint32_t undelivered = 0;  ///< standing receives that are done and whose `finished()` has not returned
 
@@ -77,7 +79,7 @@ class MessagePeer {
   uint64_t taken_ = 0;
 
  private:
-  uint64_t kept_ = 0;  // bytes of unexpected data
+  uint64_t kept_ = 0;  // bytes of unexpected messages
   bool full_ = false;
 };
 
