@@ -330,6 +330,8 @@ std::vector<int> ScheduleRun::not_called() const {
 
 void ScheduleRun::check_peers() {
   port_.mutex().held_by_caller();
+  // All data of a rank that has ended may be here already, kept for a step.
+  if (advance() != Progress::kPending) return;
   for (const int rank : waits_for()) {
     if (port_.departure(rank)) {
       refuse({Cause::kLost, rank});

@@ -31,7 +31,8 @@ class Alone {
  public:
   static constexpr size_t kElements = 40, kBytes = 4 * kElements;
 
-  explicit Alone(const char* schedule = "pair", Collective collective = Collective::kAllReduce)
+  explicit Alone(const char* schedule = "pair", Collective collective = Collective::kAllReduce,
+                 Memory memory = Memory::kApart)
       : row_(*schedule::find(collective, schedule)),
         link_(*new ScriptedLink(kSegment)),
         messenger_(
@@ -40,7 +41,7 @@ class Alone {
         lock_(std::make_unique<MutexLock>(messenger_->mutex())) {
     for (int rank = 1; rank < 3; ++rank) connect(rank);
     Shape shape = shape_of({collective, 2, kElements, 4, /*root=*/1});
-    part_ = std::make_unique<Part>(shape, 0, Memory::kApart, 0);
+    part_ = std::make_unique<Part>(shape, 0, memory, 0);
   }
   ~Alone() {
     hold();
@@ -62,6 +63,17 @@ class Alone {
   }
   void disconnect() { hold(), port_->disconnect(1); }
   void ping() { hold(), port_->ping(1); }
+  /// From the group that has begun, which connects to rank 1.
+  void ping_from_group_begun() {
+    hold();
+    Bytes address(16);
+    address[0] = std::byte(1);
+    const auto connect = [&](net::GroupPort& port) {
+      port.mutex().held_by_caller(), port.connect(1, address), port.ping(1);
+    };
+    connect(*fresh_);
+  }
+  void check_peers() { hold(), run_->check_peers(); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
   /// The same for the set-up of another group: rank 1 is rank 1 of the job.

@@ -24,6 +24,20 @@ TEST(RunFaults, AMessageOfALostPeerGetsNoPlace) {
   }
 }
 
+/// Between a waiter's look at its run and its check of the peers, another thread may drive the link.
+TEST(RunFaults, ARankThatLeavesAfterItHasSentAllIsNotLost) {
+  Alone alone("pair", Collective::kAllReduce, Memory::kShared);
+  alone.link().reads_posts = false;  // what rank 1 sends would overwrite what has not been sent yet
+  alone.begin();
+  EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1), alone.segment(2)}), Progress::kPending);
+  alone.link().reads_posts = true;
+  alone.progress();
+  alone.link().to_lose.push_back(0);
+  alone.progress();
+  alone.check_peers();
+  EXPECT_EQ(alone.advance(), Progress::kDone);
+}
+
 TEST(RunFaults, AnyOrderOfSegmentsIsRight) {
   Begun alone;
   EXPECT_EQ(alone.come({alone.segment(2), alone.segment(0)}), Progress::kPending);
