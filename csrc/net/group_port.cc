@@ -71,7 +71,8 @@ void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> 
 }
 
 void GroupPort::ping(int rank) {
-  if (const auto peer = process_of(rank)) messenger_->liveness().ping(*peer, group_, rank_, rank);
+  if (const auto peer = process_of(rank))
+    messenger_->liveness().ping(*peer, group_, rank_, rank, &ranks_[size_t(rank)].pinged);
 }
 
 void GroupPort::disconnect(int rank, const char* why) {

@@ -119,6 +119,7 @@ class GroupPort {
   struct Rank {
     std::optional<PeerId> peer{};  // once its address is known
     bool contacted = false;
+    Clock::time_point pinged{};
     std::optional<Departure> departure{};  // by an answer of its process
     bool sent_other_failure = false;
     OtherFailure other_failure{};

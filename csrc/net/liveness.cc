@@ -129,7 +129,7 @@ void Liveness::settle() {
   }
 }
 
-void Liveness::ping(PeerId peer, uint64_t group, int from, int to) {
+void Liveness::ping(PeerId peer, uint64_t group, int from, int to, Clock::time_point* last) {
   messenger_.mutex().held_by_caller();
   Signs& signs = signs_[peer];
   const auto now = Clock::now();
@@ -151,9 +151,10 @@ void Liveness::ping(PeerId peer, uint64_t group, int from, int to) {
           name_of(peer, of_rank(to)).c_str(), in_seconds(silent), in_seconds(silence_));
     }
   }
-  if (now - signs.pinged < kPingInterval) return;
+  if (now - (last ? *last : signs.pinged) < kPingInterval) return;
   if (!signs.waits_for_pong) signs.pinged_first = now;
   signs.pinged = now;
+  if (last) *last = now;
   signs.waits_for_pong = true;
   MessageHeader header = header_of(Kind::kPing, 0, group, uint32_t(from), uint32_t(to));
   header.op = ++pings_;

@@ -35,8 +35,9 @@ class Liveness {
   /// Sends the answers that a callback of the link could not send.
   void settle();
 
-  /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
-  void ping(PeerId peer, uint64_t group, int from, int to);
+  /// Pings a peer at most once a second, and counts it as lost if it has not answered for too long. The answer says
+  /// whether the rank `to` has left the group, so each group has its own second, since `last`. Null: since any ping.
+  void ping(PeerId peer, uint64_t group, int from, int to, Clock::time_point* last = nullptr);
   /// The peer of the same process: a new one if this one is lost, as its process may live.
   PeerId reconnect(PeerId peer);
   std::chrono::milliseconds silence() const { return silence_; }

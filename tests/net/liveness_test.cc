@@ -82,6 +82,20 @@ TEST(Signs, AProcessDeclaredLostThatPingsANewGroupGetsNoReason) {
   EXPECT_FALSE(pong(alone.link(), 2)) << "it is about to connect to it";
 }
 
+/// The answer concerns one group only.
+TEST(Signs, EachGroupOfAProcessPingsAPeer) {
+  Begun alone;
+  const auto pings = [&] {
+    return std::ranges::count_if(alone.link().sent, [](const Sent& sent) { return sent.read().kind == Kind::kPing; });
+  };
+  alone.ping();
+  alone.ping();
+  EXPECT_EQ(pings(), 1) << "once a second";
+  alone.begin_group(kGroup + 1);
+  alone.ping_from_group_begun();
+  EXPECT_EQ(pings(), 2);
+}
+
 TEST(Signs, ProcessLosesAPeerThatHasDeclaredItLost) {
   Begun alone;
   alone.ping();
