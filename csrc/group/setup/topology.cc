@@ -27,7 +27,8 @@ constexpr const char* kBootId = "/proc/sys/kernel/random/boot_id";
 /// Hash of the kernel and the network namespace; nothing if this process cannot see them.
 std::optional<uint64_t> machine_seen() {
   struct stat net {};
-  stat("/proc/self/ns/net", &net);
+  // Not of the process: its first thread may have ended.
+  if (stat("/proc/thread-self/ns/net", &net) != 0) net = {};
   errno = 0;
   const std::string boot = read_line(kBootId);
   if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read the boot id of this host");
