@@ -25,7 +25,7 @@ Span SpanAllocator::allocate(size_t bytes, size_t left) {
   throw Error(Code::kSystem,
               "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) + " MiB in use" +
                   (left == 0 ? ")" : ", " + std::to_string(left >> 20) + " MiB kept for staging)"),
-              "destroy groups that are no longer needed");
+              "destroy groups that are no longer needed, and drop all references to them and to their works");
 }
 
 Span SpanAllocator::find(size_t bytes) {
