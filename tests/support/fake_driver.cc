@@ -333,7 +333,7 @@ DriverCode FakeDriver::unmap(DevicePtr at, size_t bytes) {
   return code;
 }
 
-DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
+DriverCode FakeDriver::allow(int, DevicePtr at, size_t, int device) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "allow")) return code;
   const auto it = ranges_.find(at);

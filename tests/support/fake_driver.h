@@ -90,7 +90,7 @@ class FakeDriver : public DeviceDriver {
   DriverCode unreserve(DevicePtr at, size_t bytes) override;
   DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) override;
   DriverCode unmap(DevicePtr at, size_t bytes) override;
-  DriverCode allow(DevicePtr at, size_t bytes, int device) override;
+  DriverCode allow(int owner, DevicePtr at, size_t bytes, int device) override;
   DriverCode export_fd(DeviceMemory memory, Fd* fd) override;
   DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) override;
   DriverCode import_fd(int device, int fd, DeviceMemory* memory) override;

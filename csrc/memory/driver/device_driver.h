@@ -63,8 +63,8 @@ class DeviceDriver {
   virtual DriverCode unreserve(DevicePtr at, size_t bytes) = 0;
   virtual DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) = 0;
   virtual DriverCode unmap(DevicePtr at, size_t bytes) = 0;
-  /// Lets one more device read and write this range.
-  virtual DriverCode allow(DevicePtr at, size_t bytes, int device) = 0;
+  /// Lets one more device read and write this range of `owner`'s addresses. It needs no context on that device.
+  virtual DriverCode allow(int owner, DevicePtr at, size_t bytes, int device) = 0;
   virtual DriverCode export_fd(DeviceMemory memory, Fd* fd) = 0;
   virtual DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) = 0;
   virtual DriverCode import_fd(int device, int fd, DeviceMemory* memory) = 0;

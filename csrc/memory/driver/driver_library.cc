@@ -151,9 +151,9 @@ class DriverLibrary : public InContexts {
     return api_.cuMemMap(at, bytes, 0, memory, 0);
   }
   DriverCode unmap(DevicePtr at, size_t bytes) override { return api_.cuMemUnmap(at, bytes); }
-  DriverCode allow(DevicePtr at, size_t bytes, int device) override {
+  DriverCode allow(int owner, DevicePtr at, size_t bytes, int device) override {
     const cuda::Access access{{cuda::kLocationDevice, device}, cuda::kAccessReadWrite};
-    return in(device, [&] { return api_.cuMemSetAccess(at, bytes, &access, 1); });
+    return in(owner, [&] { return api_.cuMemSetAccess(at, bytes, &access, 1); });
   }
   DriverCode export_fd(DeviceMemory memory, Fd* fd) override {
     int number = -1;

@@ -60,7 +60,7 @@ DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo) {
 void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo) {
   check_driver(driver, driver.map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device);
   undo.add([&driver, at, bytes] { log_failed_call(driver, driver.unmap(at, bytes), "cuMemUnmap"); });
-  check_driver(driver, driver.allow(at, bytes, device), "cuMemSetAccess", device);
+  check_driver(driver, driver.allow(device, at, bytes, device), "cuMemSetAccess", device);
 }
 
 void Undo::forget() {
@@ -164,7 +164,7 @@ HandleBytes DeviceRegion::export_handle() const {
 void DeviceRegion::allow_access(int device) const {
   if (device == device_) return;
   if (is_virtual(kind_)) {
-    check_driver(*driver_, driver_->allow(base_, bytes_, device), "cuMemSetAccess", device);
+    check_driver(*driver_, driver_->allow(device_, base_, bytes_, device), "cuMemSetAccess", device);
   } else {
     check_driver(*driver_, driver_->enable_peer(device, device_), "cuCtxEnablePeerAccess", device);
   }

@@ -48,6 +48,7 @@ void DevicePool::grow(uint64_t bytes) {
       check_driver(*region->driver(), region->driver()->create(region->device(), kind, more, &memory), "cuMemCreate",
                    region->device());
       region->append(memory, more);
+      region->allow_peers(region->segment(region->segments() - 1));
       return true;
     });
   } catch (const Error& error) {

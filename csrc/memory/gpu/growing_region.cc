@@ -24,7 +24,18 @@ void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
 
 void GrowingRegion::allow_access(const Segment& segment, int device) {
   if (device == device_) return;
-  check_driver(*driver_, driver_->allow(base_ + segment.offset, segment.bytes, device), "cuMemSetAccess", device);
+  check_driver(*driver_, driver_->allow(device_, base_ + segment.offset, segment.bytes, device), "cuMemSetAccess",
+               device);
+}
+
+void GrowingRegion::allow_peers(const Segment& segment) {
+  int devices = 0;
+  (void)driver_->count(&devices);
+  for (int peer = 0; peer < devices; ++peer) {
+    bool can = false;
+    if (peer == device_ || driver_->can_reach(peer, device_, &can) || !can) continue;
+    (void)driver_->allow(device_, base_ + segment.offset, segment.bytes, peer);
+  }
 }
 
 size_t GrowingRegion::segments() const {

@@ -27,6 +27,9 @@ class GrowingRegion {
   void append(DeviceMemory memory, uint64_t bytes) EXCLUDES(mutex_);
   /// Lets another device of this process access a segment. Throws Error.
   void allow_access(const Segment& segment, int device);
+  /// The same for all devices of this process whose access the driver permits: torch copies between devices on its own,
+  /// and its peer access does not cover virtual memory. Ignores errors, as no rank may ever use that access.
+  void allow_peers(const Segment& segment);
 
   DevicePtr base() const { return base_; }
   uint64_t room() const { return room_; }

@@ -187,6 +187,17 @@ TEST(DriverLibrary, KeepsOneContextADevice) {
   EXPECT_EQ(query("fake_retained"), before + 2);
 }
 
+/// A context takes hundreds of MiB of its GPU. One process of eight must not hold eight.
+TEST(DriverLibrary, GivesAccessWithoutAContextOnTheOtherDevice) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  const int before = query("fake_retained");
+  (void)query("fake_allowed");
+  DevicePool pool(driver, 0, {.timeout = std::chrono::milliseconds(10'000)});
+  (void)pool.allocate(4 << 20);
+  EXPECT_EQ(query("fake_allowed"), 3) << "both GPUs";
+  EXPECT_EQ(query("fake_retained"), before + 1);
+}
+
 #ifdef CUDA_VERSION
 
 /// Arguments use the same registers: the same number, sizes, and pointers.

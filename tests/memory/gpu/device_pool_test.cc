@@ -117,8 +117,9 @@ TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
       (void)refusal_of([&] { (void)pool.allocate(4 * M); });
       faulted = !driver->faulted_call().empty();
       driver->fail_call(-1);
-      EXPECT_EQ(pool.grown(), faulted ? 2 * M : 6 * M) << driver->faulted_call();
-      EXPECT_EQ(pool.allocate(4 * M), pool.base() + (faulted ? 2 * M : 6 * M)) << driver->faulted_call();
+      const bool grew = !faulted || driver->faulted_call() == "count";  // which only other devices need
+      EXPECT_EQ(pool.grown(), grew ? 6 * M : 2 * M) << driver->faulted_call();
+      EXPECT_EQ(pool.allocate(4 * M), pool.base() + (grew ? 6 * M : 2 * M)) << driver->faulted_call();
     }
     EXPECT_EQ(driver->unreleased(), "") << driver->faulted_call();
     EXPECT_EQ(open_fds(), before) << driver->faulted_call();
@@ -261,7 +262,7 @@ TEST(PeerPool, OfTheSameProcessNeedsNoServer) {
     EXPECT_EQ(process.driver->destroy_stream(device, stream), 0);
     return code == 0;
   };
-  EXPECT_FALSE(copies(0)) << "not yet";
+  EXPECT_TRUE(copies(0)) << "torch copies between GPUs of a process that have no rank in common";
   for (const auto& seen : {other, same}) {
     seen->map_up_to(pool.grown(), soon());
     EXPECT_EQ(seen->base(), pool.base());
