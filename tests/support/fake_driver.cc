@@ -13,6 +13,8 @@
 #include <iterator>
 #include <thread>
 
+#include "base/round_up.h"
+
 namespace nvx::test {
 namespace {
 
@@ -283,12 +285,17 @@ DriverCode FakeDriver::release(DeviceMemory memory) {
   return code;
 }
 
-DriverCode FakeDriver::reserve(size_t bytes, size_t, DevicePtr* at) {
+/// Without an alignment, addresses are multiples of the granule of memory and of nothing larger.
+DriverCode FakeDriver::reserve(size_t bytes, size_t alignment, DevicePtr* at) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "reserve")) return code;
-  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const size_t multiple = alignment ? alignment : 2 * kGranule, room = bytes + 2 * multiple;
+  void* memory = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return kNoMemory;
-  *at = address(memory);
+  const DevicePtr begin = address(memory);
+  *at = round_up(begin + 1, multiple) + (alignment ? 0 : kGranule);
+  munmap(memory, *at - begin);
+  munmap(pointer(*at + bytes), begin + room - *at - bytes);
   reserved_[*at] = bytes;
   return 0;
 }
@@ -316,11 +323,13 @@ DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
   if (const DriverCode code = enter(lock, "map")) return code;
   const auto it = memories_.find(memory);
   if (it == memories_.end() || !is_reserved(at, bytes) || size_of(it->second.fd.get()) < bytes) return kInvalid;
+  const uint64_t team = team_of(it->second.fd.get());
+  if (team && at % multicast_granule_) return kInvalid;
   const auto next = ranges_.lower_bound(at);
   if (find(at, 1) || (next != ranges_.end() && next->first < at + bytes)) return kInvalid;  // the range is occupied
   if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
     return kNoMemory;
-  ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd(), team_of(it->second.fd.get())};
+  ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd(), team};
   return 0;
 }
 

@@ -53,6 +53,8 @@ class FakeDriver : public DeviceDriver {
   void pairs(int a, int b, PeerAccess access) { pair(a, b, access), pair(b, a, access); }
   /// The driver reports this as unsupported.
   void lacks(ShareKind kind);
+  /// Sizes and addresses of multicast objects are multiples of this power of two.
+  void set_multicast_granule(size_t bytes) { multicast_granule_ = bytes; }
   /// Every call of this name fails with this code.
   void refuse(const std::string& call, DriverCode code);
   /// The n-th call from now on fails, whatever it is; a call that returns a resource returns it nevertheless.
@@ -150,6 +152,7 @@ class FakeDriver : public DeviceDriver {
   const int devices_;
   std::vector<int> gpus_;
   int architecture_ = 90, cuda_ = 13000;
+  size_t multicast_granule_ = kGranule;
   mutable std::mutex mutex_;
   std::condition_variable unblocking_;
   std::map<std::pair<int, int>, PeerAccess> accesses_;

@@ -34,7 +34,7 @@ uint64_t team_of(int fd) {
 DriverCode FakeDriver::multicast_granularity(int, ShareKind, int, size_t* bytes) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "multicast_granularity")) return code;
-  *bytes = kGranule;
+  *bytes = multicast_granule_;
   return 0;
 }
 

@@ -50,9 +50,9 @@ void own_memory(DeviceDriver& driver, DeviceMemory memory, Undo& undo) {
   undo.add([&driver, memory] { log_failed_call(driver, driver.release(memory), "cuMemRelease"); });
 }
 
-DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo) {
+DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo, size_t alignment) {
   DevicePtr at = 0;
-  check_driver(driver, driver.reserve(bytes, 0, &at), "cuMemAddressReserve", device);
+  check_driver(driver, driver.reserve(bytes, alignment, &at), "cuMemAddressReserve", device);
   undo.add([&driver, at, bytes] { log_failed_call(driver, driver.unreserve(at, bytes), "cuMemAddressFree"); });
   return at;
 }

@@ -43,9 +43,9 @@ class Undo {
 };
 
 /// Take ownership of physical memory, reserve addresses, and map memory there for a device. `undo` releases each, and
-/// must not outlive the driver. Throw Error.
+/// must not outlive the driver. `alignment`: a power of two; 0 for the driver's own. Throw Error.
 void own_memory(DeviceDriver& driver, DeviceMemory memory, Undo& undo);
-DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo);
+DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo, size_t alignment = 0);
 void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo);
 
 /// Memory that a device can access, from any source. The destructor returns everything that it acquired.

@@ -36,14 +36,15 @@ class MulticastObject {
   }
   /// Adds the device. Call it on all ranks before bind() on any: bind() waits for all devices.
   void join() { check(driver_->join_multicast(object_, device_), "cuMulticastAddDevice"); }
-  void bind(const std::shared_ptr<DeviceRegion>& region, size_t offset) {
+  /// Addresses of an object are multiples of its granularity, which may be larger than that of memory.
+  void bind(const std::shared_ptr<DeviceRegion>& region, size_t offset, size_t granularity) {
     DeviceDriver* const driver = driver_.get();
     const size_t bytes = bytes_;
     check(driver->bind_multicast(object_, device_, region->memory(), offset, bytes), "cuMulticastBindMem");
     undo_.add([driver, region, object = object_, device = device_, bytes] {
       log_failed_call(*driver, driver->unbind_multicast(object, device, bytes), "cuMulticastUnbind");
     });
-    base_ = reserve(*driver, device_, bytes, undo_);
+    base_ = reserve(*driver, device_, bytes, undo_, granularity);
     map(*driver, device_, base_, bytes, object_, undo_);
   }
 
@@ -232,7 +233,7 @@ void MappingSetup::share_multicast() {
   const size_t offset = round_up(steps.span.offset, granularity);
   const auto bind = [=, object = steps.object, region = mappings_.arena_->hold()] {
     if (!full.empty()) throw Error(Code::kSystem, full);
-    (*object)->bind(region, offset);
+    (*object)->bind(region, offset, granularity);
     return MulticastInfo();
   };
   if (!steps.all("binding memory to a multicast object", bind)) return;

@@ -73,6 +73,7 @@ TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
   for (const bool by_fd : {false, true}) {
     all_ranks(kRanks, [&](Rank& one) {
       if (by_fd) one.driver().lacks(ShareKind::kFabric);
+      if (by_fd) one.driver().set_multicast_granule(4 * M);
       one.open();
       ASSERT_NE(one.span, nullptr) << one.mappings->why_no_multicast();
       EXPECT_EQ(one.mappings->why_no_multicast(), "");
