@@ -257,7 +257,7 @@ class Run:
     @functools.cached_property
     def gpus(self) -> int:
         """Those that CUDA shows: nvidia-smi lists all."""
-        here = run(["nvidia-smi", "-L"], 20, self.env).output.count("GPU ")
+        here = len(re.findall(r"^GPU \d+:", run(["nvidia-smi", "-L"], 20, self.env).output, re.MULTILINE))
         visible = self.env.get("CUDA_VISIBLE_DEVICES", "0," * here).split(",")
         return min(here, len(list(itertools.takewhile(lambda one: re.match(r"\s*[^\s-]", one), visible))))
 

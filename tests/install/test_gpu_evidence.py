@@ -161,7 +161,7 @@ def build_that_fails(run):
 def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, gpus, visible):
     if visible is not None:
         evidence.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    evidence.tool("nvidia-smi", "\n".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'" for i in range(gpus)))
+    evidence.tool("nvidia-smi", "\n".join(f"echo 'GPU {i}: Laptop GPU (UUID: GPU-1)'" for i in range(gpus)))
     gpus = min(gpus, len(visible.split(",")) if visible not in ("", "-1") else 0) if visible is not None else gpus
     if gpus < 2:  # it does not wait for the module to be built
         evidence.monkeypatch.setattr(evidence.driver.Run, "begin_build", lambda run, wanted: build_that_fails(run))
