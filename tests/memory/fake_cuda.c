@@ -71,9 +71,13 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(devi
 /* For the test: whether the first GPU can multicast. */
 static int multicasts = 0;
 int fake_let_multicast(void) { return multicasts = 1; }
+/* For the test: whether the GPUs use the CPU's page tables. */
+static int c2c = 0;
+int fake_turn_c2c(void) { return c2c = !c2c; }
 /* Of the two GPUs, network cards can access the first one's virtual memory only. */
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9, kDone;
+  if (attribute == 100) return *value = c2c, kDone;
   if (attribute == 118) return *value = device == 10 ? 100 : 0, kDone;
   if (attribute == 132) return *value = multicasts && device == 10, kDone;
   if (attribute == 110) return *value = device == 10, kDone;

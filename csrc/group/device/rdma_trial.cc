@@ -45,7 +45,8 @@ class RdmaTrial final : public net::Receiver {
     // A flush is a call of the driver, which may wait for a launch that waits for the kernel that waits for the data.
     NVX_CHECK(
         properties_of(*registry_.driver(), device_).orders_rdma,
-        "this GPU needs a flush to see what network cards write (GPUs of compute capability 9.0 and newer do not)");
+        "this GPU needs a flush to see what network cards write (GPUs of compute capability 9.0 and newer do not, "
+        "unless NVLink-C2C joins them to the CPU)");
     link_ = setting.open_link();
     link_->listen(*this);
     sizes_.assign(std::begin(kSizes), std::end(kSizes));

@@ -28,6 +28,7 @@ constexpr Result kNotSupported = 801;
 constexpr int kAttributeKernelTimeLimit = 17;
 constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
+constexpr int kAttributeHostPageTables = 100;              // the GPU uses the CPU's, as over NVLink-C2C
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFd = 103;
 constexpr int kAttributeRdma = 110;          // of virtual memory

@@ -128,7 +128,9 @@ class DriverLibrary : public InContexts {
     properties->can[int(ShareKind::kPointer)] = true;
     properties->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
     properties->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
-    properties->orders_rdma = value(handle, cuda::kAttributeRdmaOrdering) >= cuda::kRdmaOrderedForOwner;
+    // Where NVLink-C2C joins GPU and CPU, the host's flags may overtake what cards write to the GPU over PCIe.
+    properties->orders_rdma = value(handle, cuda::kAttributeRdmaOrdering) >= cuda::kRdmaOrderedForOwner &&
+                              !has(handle, cuda::kAttributeHostPageTables);
     properties->limits_kernels = has(handle, cuda::kAttributeKernelTimeLimit);
     properties->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
     return api_.cuDriverGetVersion(&properties->cuda);

@@ -150,6 +150,11 @@ TEST(DriverLibrary, TellsWhichGpusNeedNoFlushAfterNetworkCards) {
     ASSERT_EQ(driver->describe(device, &properties), 0);
     EXPECT_EQ(properties.orders_rdma, device == 0);
   }
+  query("fake_turn_c2c");
+  DeviceProperties properties;
+  ASSERT_EQ(driver->describe(0, &properties), 0);
+  EXPECT_FALSE(properties.orders_rdma) << "joined to the CPU by NVLink-C2C";
+  query("fake_turn_c2c");
 }
 
 TEST(DriverLibrary, MulticastWorksWhereTheGpuHasIt) {
@@ -273,6 +278,7 @@ static_assert(cuda::kAttributeKernelTimeLimit == CU_DEVICE_ATTRIBUTE_KERNEL_EXEC
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
 static_assert(cuda::kAttributeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(cuda::kAttributeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(cuda::kAttributeHostPageTables == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
 static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(cuda::kAttributeRdma == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
