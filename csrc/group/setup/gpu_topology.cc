@@ -26,8 +26,11 @@ int lanes_to(const GpuProperties& gpu, const std::string& bus) {
       gpu.lanes, [&](const NvLinkLane& lane) { return lane.active && !lane.to_switch && lane.bus == bus; }));
 }
 
+/// In a VM the driver gives a switch the bus "ffff...", as the VM has no such device, and may not know its type.
 int lanes_to_switch(const GpuProperties& gpu) {
-  return int(std::ranges::count_if(gpu.lanes, [](const NvLinkLane& lane) { return lane.active && lane.to_switch; }));
+  return int(std::ranges::count_if(gpu.lanes, [](const NvLinkLane& lane) {
+    return lane.active && (lane.to_switch || lane.bus.starts_with("ffff"));
+  }));
 }
 
 /// Counts direct lanes if there are any, otherwise the lanes that both have to the switch.

@@ -28,6 +28,18 @@ const GpuPair& between(const GpuTopology& topology, int a, int b) {
   return *std::find_if(topology.pairs.begin(), topology.pairs.end(), same);
 }
 
+TEST(GpuTopology, ASwitchThatAVmDoesNotShowIsOne) {
+  FakeNvml nvml;
+  for (int i = 0; i < 2; ++i) {
+    for (NvLinkLane& lane : nvml.add("Fake H100", 18, 18).lanes) lane.to_switch = false, lane.bus = "ffff:ff:ff.f";
+  }
+  const GpuTopology topology = query_gpus(nvml);
+  ASSERT_EQ(topology.pairs.size(), 1u);
+  EXPECT_EQ(topology.pairs[0].label(), "NV18");
+  EXPECT_TRUE(topology.pairs[0].through_switch);
+  EXPECT_TRUE(joined_by_nvlink(topology.gpus[0], topology.gpus[1]));
+}
+
 TEST(GpuTopology, ASwitchJoinsAllPairsAlike) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 8; ++gpu) nvml.add("H100", 18, 18);
