@@ -182,7 +182,8 @@ class PushChannel : public ChannelMemory {
   /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
   /// signal is needed. Unlike give_up(), it does not load the dead ranks from the host: a host that has seen one
   /// also aborts the group, and a kernel that waits notices that within 2 ms. The load would take a read over the bus
-  /// in each operation with a root, and cover only that time, not the one until the host notices a death.
+  /// in each operation with a root, and cover only that time, not the one until the host notices a death. With legacy
+  /// IPC the same holds for a rank that has left and ended.
   NVX_HD void leave(const Job& job, bool all_met) {
     if (!Kind::kHot) ex_.sync();  // hot operations end with a barrier, and read no packets behind it
     if (!all_met || is_restamp_due())

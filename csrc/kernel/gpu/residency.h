@@ -31,8 +31,8 @@ int resident_at_once(std::span<const KernelAttributes> attributes);
 
 /// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that its
 /// process has not reserved for others, but at least one per rank. So the first groups get many, later groups still get
-/// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) a quarter is more than a
-/// single rank uses, for the first five groups. A smaller GPU has less bandwidth, which fewer blocks saturate.
+/// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) the first two groups of
+/// a single rank get all 24 blocks that they want. A smaller GPU has less bandwidth, which fewer blocks saturate.
 /// Returns 0 if not even one block per rank is left.
 uint32_t share_of(const GpuCapacity& gpu);
 

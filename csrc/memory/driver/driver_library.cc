@@ -276,7 +276,7 @@ class DriverLibrary : public InContexts {
 }  // namespace
 
 std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds timeout) {
-  const Library library(path ? path : "libcuda.so.1", "the driver is older than nvx needs (R525)");
+  const Library library(path ? path : "libcuda.so.1", "the driver is older than nvx needs (R530)");
   if (!library) {
     throw Error(Code::kSystem, "nvx: no NVIDIA driver here (" + library.error() + ")",
                 "in a container, start it with --gpus all");
