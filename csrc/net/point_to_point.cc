@@ -123,10 +123,10 @@ void PointToPoint::take_grant(Key key) {
 
 /// Sends a few segments at a time; more follow when the link has read those.
 void PointToPoint::push(Key key, Transfer& transfer) {
-  constexpr int kMostUnread = 8;
+  constexpr int kMostInLink = 8;
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
-  while (transfer.moved != transfer.may_move && transfer.busy < kMostUnread && !transfer.failed) {
+  while (transfer.moved != transfer.may_move && transfer.busy < kMostInLink && !transfer.failed) {
     const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
     MessageHeader header(Kind::kSegment);
     header.op = uint32_t(key);
@@ -203,8 +203,8 @@ void PointToPoint::keep(const MessageHeader& header, std::span<const std::byte> 
   if (dropped_ || body.empty()) return;
   uint64_t& kept = ranks_[header.from].kept;
   if (kept + cost_of(body) > most_ahead_) return port_.disconnect(int(header.from), kExceedsCredit);
-  kept += cost_of(body);
   early_[key_of(int(header.from), header.op)].push_back({header.segment, {body.begin(), body.end()}});
+  kept += cost_of(body);
 }
 
 /// Returns true if this was the last segment: the transfer does not exist any more.

@@ -93,6 +93,22 @@ TEST(PointToPoint, AGrantGivesBackWhatWentAhead) {
   EXPECT_EQ(segments_sent(alone), kMostSegments + ahead);
 }
 
+TEST(PointToPoint, ADropReleasesSegmentsThatTheLinkHasNotRead) {
+  Alone alone;
+  alone.link().reads_posts = false;
+  const Bytes data = numbered(20 * kSegment);
+  alone.port().p2p().send(1, 1, data.data(), data.size(), /*is_full=*/false, std::make_shared<int>());
+  EXPECT_EQ(alone.link().open_posts(), 8u);
+  come_grant(alone, 1);
+  EXPECT_EQ(segments_sent(alone), 8u) << "more follow when the link has read those";
+  alone.port().mutex().held_by_caller();
+  alone.port().p2p().drop();
+  EXPECT_EQ(alone.link().open_posts(), 0u);
+  come(alone, segment_of(data, 2, 0));
+  come_grant(alone, 1);
+  EXPECT_EQ(segments_sent(alone), 8u);
+}
+
 TEST(PointToPoint, SegmentsAheadOfTheGrantAreKept) {
   Alone alone;
   const Bytes data = numbered(5 * kSegment + 7);

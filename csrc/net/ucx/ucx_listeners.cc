@@ -70,9 +70,10 @@ bool listens(int fd) {
 void each_descriptor(const std::function<void(int fd)>& body) {
   std::error_code error;
   std::vector<int> all;  // that of this list too, which is closed by then
-  for (std::filesystem::directory_iterator entry("/proc/thread-self/fd", error), end; entry != end; entry.increment(error))
+  for (std::filesystem::directory_iterator entry("/proc/thread-self/fd", error), end; entry != end;
+       entry.increment(error))
     all.push_back(std::stoi(entry->path().filename()));
-  if (error) refuse("nvx cannot read /proc/self/fd");
+  if (error) refuse("nvx cannot read /proc/thread-self/fd");
   std::ranges::for_each(all, body);
 }
 
