@@ -15,11 +15,11 @@ namespace {
 /// unread control messages may cost 16 MiB.
 constexpr uint64_t kUnit = 64, kMostUnread = (16 << 20) / kUnit, kAnnouncement = (1 << 10) / kUnit;
 
-/// The cost of the segments that a rank may have sent ahead to one other rank, a little more than 4 MiB of data, and to
-/// all ranks of a group: a receiver keeps that much. A segment costs 1 KiB beside its bytes, which bounds their number.
+/// The most that segments without a grant may cost: of one sender to one receiver, enough for 4 MiB of data, and of all
+/// senders of a group to one receiver, which keeps them.
 constexpr uint64_t kMostAhead = (4 << 20) + (128 << 10), kMostAheadOfAll = 64 << 20;
 
-uint64_t cost_of(std::span<const std::byte> segment) { return segment.size() + (1 << 10); }
+uint64_t cost_of(std::span<const std::byte> segment) { return segment.size() + kSegmentCost; }
 
 uint64_t cost_of(const PointToPoint::Control& control) {
   return control.kind == Kind::kEnvelope ? kAnnouncement + control.body.size() / kUnit : 1;
@@ -166,18 +166,14 @@ bool PointToPoint::fits(const Transfer& transfer, uint32_t segment, size_t bytes
   return segment < transfer.seen.size() && bytes == std::min(most, transfer.bytes - size_t(segment) * most);
 }
 
-/// The granted message of a segment with this length, or null.
-PointToPoint::Transfer* PointToPoint::transfer_of(const MessageHeader& header, size_t bytes) {
-  const auto found = incoming_.find(key_of(int(header.from), header.op));
-  return found != incoming_.end() && fits(found->second, header.segment, bytes) ? &found->second : nullptr;
-}
-
 std::byte* PointToPoint::place(const MessageHeader& header, size_t bytes) {
-  Transfer* const transfer = transfer_of(header, bytes);
-  if (!transfer || transfer->seen[header.segment]) return nullptr;
-  transfer->seen[header.segment] = true;
-  ++transfer->busy;
-  return transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
+  const auto found = incoming_.find(key_of(int(header.from), header.op));
+  if (found == incoming_.end()) return nullptr;
+  Transfer& transfer = found->second;
+  if (!fits(transfer, header.segment, bytes) || transfer.seen[header.segment]) return nullptr;
+  transfer.seen[header.segment] = true;
+  ++transfer.busy;
+  return transfer.data + size_t(header.segment) * port_.messenger().segment_bytes();
 }
 
 bool PointToPoint::dropped(const std::byte* where) {

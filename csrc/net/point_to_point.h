@@ -93,7 +93,6 @@ class PointToPoint final : private Sender {
   void end_if_over(Key key, Transfer& transfer);
   void keep(const MessageHeader& header, std::span<const std::byte> body);
   bool store(Key key, Transfer& transfer, uint32_t segment, std::span<const std::byte> body);
-  Transfer* transfer_of(const MessageHeader& header, size_t bytes);
   bool fits(const Transfer& transfer, uint32_t segment, size_t bytes) const;
   int busy() const;
   void disconnect_busy();

@@ -13,7 +13,6 @@ constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowled
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
 constexpr uint64_t kReserve = kCredit / 2;  ///< beyond kCredit, for the oldest run: more than kCreditStep and a segment
 constexpr size_t kMostReady = 1 << 16;      ///< kReady messages of other ranks that no step here has used yet
-constexpr uint64_t kSegmentCost = 1 << 10;  ///< of a segment beside its body; it bounds the number of segments too
 
 }  // namespace
 

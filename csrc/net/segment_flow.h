@@ -14,6 +14,9 @@ namespace nvx::net {
 class GroupPort;
 class ScheduleRun;
 
+/// The cost of a segment that is kept, beside its body. It bounds the number of segments too.
+inline constexpr uint64_t kSegmentCost = 1 << 10;
+
 /// Flow control between this rank and the others of its group: credits, and the segments that arrived before their step
 /// had begun. The messenger's lock guards all of it, and the caller holds that lock.
 class SegmentFlow {
