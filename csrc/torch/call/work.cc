@@ -298,12 +298,12 @@ bool NvxWork::is_there() {
 }
 
 /// The end of work on the device can no longer be detected. The group fails at once: no later call may notify the
-/// ranks.
+/// ranks. A work that is lost is one of a failed group: check() raises the group's failure.
 void NvxWork::lose(const std::exception* error) {
-  lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
     (void)fail_on_device(*group, staging_->stream().device(), "the query for the end of " + what_is(facts_.title),
                          error);
+  lost_.store(true, std::memory_order_release);
 }
 
 void NvxWork::report_arrival() {

@@ -143,7 +143,7 @@ class NvxWork : public c10d::Work {
   bool settled() const { return over_ && observed_ && status_.ok(); }
   /// Whether its results can be read on any stream. If a query of the device throws, the group fails: then true.
   virtual bool is_there();
-  /// Whether a query of its device threw: then its outcome is unknown, whatever the status is.
+  /// Whether a query of its device threw. Then its group has failed; the outcome is unknown, whatever the status is.
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Runs the hooks, as the results have arrived. Called by CompletionPoller, which keeps the work until then.
   void report_arrival();
