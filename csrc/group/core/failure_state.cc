@@ -86,22 +86,24 @@ Status FailureState::fail(Failure failure) {
   if (forked()) return check_alive();
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
+  const Reporting reporting(reporting_);
+  const bool reports = !closed();  // read here, because the program may leave once it sees the failure
   failure_ = failure;
   failed_.store(true, std::memory_order_seq_cst);
   membership_.reset();
   failure.context.clear();                                      // it concerns only this rank
   if (failure.code != Code::kMismatch) failure.advice.clear();  // the two ranks of a mismatch get one advice
   note(failure);
-  if (!closed()) {
+  if (reports) {
     for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().message_bell.flag);
   }
   const Status first = failure_;
   lock.unlock();
   status_.fail(failure.cause);
   act_(first);
-  if (port_ && !closed()) notify_other_hosts(*port_, members_.topology, failure);
-  report_to_other_groups(failure);
-  if (!reporting_to_others && !closed()) {  // once for all groups: each may have ranks that cannot be reached
+  if (port_ && reports) notify_other_hosts(*port_, members_.topology, failure);
+  if (reports) report_to_other_groups(failure);
+  if (!reporting_to_others && reports) {  // once for all groups: each may have ranks that cannot be reached
     if (port_) {
       port_->messenger().flush_reports();
     } else if (const auto opened = net::Messenger::opened()) {
@@ -141,6 +143,13 @@ void FailureState::pass_on(const net::GroupPort::ReportedFailure& report) {
 }
 
 // --- whether operations may begin
+
+bool FailureState::close() {
+  if (closed_.exchange(true)) return false;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+  while (reporting_ > 0 && !deadline.passed(Clock::now())) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return true;
+}
 
 void FailureState::forget_peers() {
   MutexLock lock(mutex_);
@@ -224,8 +233,9 @@ int FailureState::seen_to_end(const Failure& report, Clock::duration grace) cons
 
 bool FailureState::fail_as_reported() {
   if (first_reporter() < 0) return false;
-  fail_as_reported(*report(), kEndingGrace);
-  return true;
+  const auto reported = report();
+  if (reported) fail_as_reported(*reported, kEndingGrace);
+  return reported.has_value();
 }
 
 void FailureState::fail_as_reported(const net::GroupPort::ReportedFailure& report, Clock::duration grace) {
@@ -358,7 +368,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& awaited, const std:
 
 void FailureState::report_to_other_groups(const Failure& failure) {
   const Code code = failure.reported_code();
-  if (code == Code::kAborted || closed()) return;
+  if (code == Code::kAborted) return;
   // A failure that came from another group keeps its origin.
   const std::string own = "group " + members_.name + " of " + diagnosis_.self() + " had failed: " + failure.cause;
   const Failure other_failure{failure.code, failure.before.empty() ? own : failure.before};

@@ -47,8 +47,9 @@ class FailureState final : public Watch {
   /// Whether this rank has left. Seq_cst, like `failed()`: `of_devices()` in `torch/call/groups.cc` stores its flag
   /// before it reads the two, so either it sees a leave or abort, or the leaving or aborting thread sees the flag.
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
-  /// Marks this rank as leaving. False if it had left before.
-  bool close() { return !closed_.exchange(true); }
+  /// Marks this rank as leaving. False if it had left before. On return, other threads have reported the failure that
+  /// they have stored: otherwise the peers might hear first that this rank has left, and would not learn the cause.
+  bool close();
   /// The process no longer watches the peers for this group; see `SetUp::Made::membership`.
   void forget_peers() EXCLUDES(mutex_);
   /// The last step of leaving: signals the ranks of this host that this rank accesses no memory of theirs.
@@ -106,6 +107,12 @@ class FailureState final : public Watch {
   void on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& other_failure) EXCLUDES(mutex_);
 
  private:
+  /// Counts a call that has stored the failure until it has reported it.
+  struct Reporting {
+    explicit Reporting(std::atomic<int>& calls) : calls(calls) { calls.fetch_add(1); }
+    ~Reporting() { calls.fetch_sub(1); }
+    std::atomic<int>& calls;
+  };
   void note(const Failure& failure) REQUIRES(mutex_);
   void report_to_other_groups(const Failure& failure);
   std::vector<Lost> lost_ranks() const;
@@ -125,6 +132,7 @@ class FailureState final : public Watch {
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> closed_{false};
+  std::atomic<int> reporting_{0};
   std::atomic<std::chrono::milliseconds> report_grace_{std::chrono::milliseconds(0)};
   mutable Mutex mutex_;
   Status failure_ GUARDED_BY(mutex_);

@@ -206,6 +206,25 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
   });
 }
 
+/// The program may see a failure, and leave, while another thread still reports it.
+TEST(HierarchicalFailure, AFailureIsReportedBeforeItsRankLeaves) {
+  Hosts hosts({0, 1});
+  hosts.in_group("reported", [&](Group& group, int rank) {
+    const auto slowly = [](const Status&) { std::this_thread::sleep_for(milliseconds(300)); };
+    if (rank == 0) group.core().failures.on_failure(slowly);
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      std::thread aborts([&] { group.abort("because the test says so"); });
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return group.failed(); }));
+      group.leave();
+      aborts.join();
+      return;
+    }
+    const Status status = run(group, spec_of(Collective::kAllReduce, 100, 2));
+    EXPECT_CONTAINS(status, "was aborted on rank 0");
+  });
+}
+
 /// A rank that waits for a busy rank of its own host also sees the abort.
 TEST(HierarchicalFailure, AbortReachesARankThatWaitsForABusyOne) {
   Hosts hosts(kTwoOfTwo);
