@@ -42,6 +42,22 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   EXPECT_EQ(arena.used(), before);
 }
 
+/// Spans of a GPU's memory are freed once the peers have gone, which may be after the last group of the process.
+TEST(Pads, StayMappedForTheConditionsOfAGpu) {
+  std::function<bool()> gone;
+  std::weak_ptr<ShmRegistry> shm;
+  {
+    MemoryStore store;
+    Group group(store, options("alone", 0, 1));
+    gone = group.core().members.all_peers_gone_keeping_pads();
+    shm = group.core().members.shm;
+  }
+  EXPECT_FALSE(shm.expired());
+  EXPECT_TRUE(gone());
+  gone = nullptr;
+  EXPECT_TRUE(shm.expired());
+}
+
 /// A pad for all ranks would not fit into the arena. Which ranks are here shows only once they have arrived.
 TEST(Pads, OfALargeWorldFitBeforeItsHostsAreKnown) {
   constexpr int kRanks = 100'000;

@@ -264,7 +264,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.tuning = members_.facts.tuning;
   options.first_epoch = members_.first_epoch;
   options.on_launch = [this] { (void)watcher_->wake(); };
-  options.peers_gone = members_.all_peers_gone();
+  options.peers_gone = members_.all_peers_gone_keeping_pads();
   if (spans_hosts())
     options.peers_gone = [] { return false; };  // a rank of another host cannot report it: never reused
   options.pool_sizes = {

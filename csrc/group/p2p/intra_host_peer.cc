@@ -42,8 +42,8 @@ IntraHostPeer::~IntraHostPeer() {
 /// They are free when the peer has read them, though no message may be open then that would poll.
 void IntraHostPeer::release_slots() {
   if (!slots_) return;
-  const auto released = [gone = core_.members.all_peers_gone(), copy = sending_, &consumed = their_in_.consumed,
-                         streamed = streamed_] {
+  const auto released = [gone = core_.members.all_peers_gone_keeping_pads(), copy = sending_,
+                         &consumed = their_in_.consumed, streamed = streamed_] {
     return (!copy || !copy->may_run()) && (gone() || load(consumed) == streamed);
   };
   core_.copies->release_when(std::exchange(slots_, Span{}), released);

@@ -86,6 +86,10 @@ std::function<bool()> Members::all_peers_gone() const {
   };
 }
 
+std::function<bool()> Members::all_peers_gone_keeping_pads() const {
+  return [gone = all_peers_gone(), shm = shm] { return gone(); };
+}
+
 Overrides tuning_of(const std::string& option) {
   constexpr size_t kMost = 1 << 20;
   const Overrides::Read read = [](const std::string& path) {

@@ -92,6 +92,9 @@ struct Members {
   /// The returned function is true once no peer can access the memory that this rank exported for the group. It may
   /// outlive this object.
   std::function<bool()> all_peers_gone() const;
+  /// The same for memory that outlives the groups of this process, as a GPU's does: the function keeps the pads mapped.
+  /// Those are in the host arena, whose own spans must not be freed by this function: the arena would keep itself.
+  std::function<bool()> all_peers_gone_keeping_pads() const;
 };
 
 /// The values that `NVX_TUNE` and a group's option set. Reads the files that they name. Throws Error.
