@@ -43,6 +43,7 @@ std::optional<Status> wait_on_device(Failures& failures, Device& device, const R
         if (++polls % kRarely == 0) failures.check_interrupt();
         wrong = device.check_kernels();
         if (wrong.ok()) wrong = failures.check_alive();
+        if (failures.failed()) wrong = failures.failure();  // check_alive() speaks of calls that have not begun
         return !wrong.ok();
       },
       deadline);

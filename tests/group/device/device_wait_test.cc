@@ -12,12 +12,14 @@ struct AskedGroup {
   AskedGroup& device() { return *this; }
   Status check_kernels() { return on_device; }
   Status check_alive() { return alive; }
+  bool failed() const { return !first.ok(); }
+  Status failure() const { return first; }
   bool check_interrupt() {
     if (++interrupts == 3 && interrupted) alive = {Code::kInterrupted, "nvx: interrupted by the user"};
     return interrupted;
   }
 
-  Status on_device, alive;
+  Status on_device, alive, first;
   int interrupts = 0;
   bool interrupted = false;
 };
@@ -53,6 +55,17 @@ TEST(DeviceWait, EndsWithTheResultOfTheDeviceOrOfTheGroup) {
                 group, [] { return false; }, Deadline())
                 ->what(),
             "nvx: it has been destroyed");
+}
+
+/// check_alive() says that a call was not begun. The operation that waits here was.
+TEST(DeviceWait, EndsWithTheFirstFailureOfTheGroup) {
+  AskedGroup group;
+  group.alive = {Code::kTimeout, "nvx: the group failed earlier, so this call was not begun"};
+  group.first = {Code::kTimeout, "nvx: rank 1 is missing"};
+  EXPECT_EQ(wait_on_device(
+                group, [] { return false; }, Deadline())
+                ->what(),
+            "nvx: rank 1 is missing");
 }
 
 TEST(DeviceWait, EndsAtTheDeadline) {
