@@ -61,8 +61,11 @@ void DevicePools::update() {
     const uint64_t grown = sizes_.read(int(r));
     if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
-    const bool begun =
-        ThreadPool::instance().start([peer, grown, timeout = timeout_] { peer->map_up_to(grown, timeout); });
+    const bool begun = ThreadPool::instance().start([last = peer, grown, timeout = timeout_]() mutable {
+      const RelaxedCaptureGuard relaxed;
+      const auto peer = std::move(last);  // the group may have ended: the pool is then unmapped here, under the guard
+      peer->map_up_to(grown, timeout);
+    });
     if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
   }
 }

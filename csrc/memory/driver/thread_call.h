@@ -29,8 +29,9 @@ class ThreadCall {
  public:
   /// Throws std::system_error if no thread can be started.
   explicit ThreadCall(std::function<Result()> work) {
-    std::thread([shared = shared_, work = std::move(work)]() mutable {
+    std::thread([all = shared_, work = std::move(work)]() mutable {
       const RelaxedCaptureGuard relaxed;
+      const auto shared = std::move(all);  // a result that is not fetched is destroyed here, under the guard
       std::optional<Result> result;
       std::exception_ptr thrown;
       try {

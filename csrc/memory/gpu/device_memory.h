@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -35,7 +36,6 @@ class Undo {
   void add(std::function<void()> step) { steps_.push_back(std::move(step)); }
   /// Runs none of the steps and keeps what they own, because a hanging device may still use it.
   void forget();
-  bool empty() const { return steps_.empty(); }
 
  private:
   void all();
@@ -77,8 +77,10 @@ class DeviceRegion {
   /// Lets another device of this process access it. Throws Error.
   void allow_access(int device) const;
   /// Keeps the memory until the process ends, because a hanging device may still use it.
-  void abandon() { undo_.forget(); }
-  bool abandoned() const { return undo_.empty(); }
+  void abandon() {
+    if (!abandoned_.exchange(true)) undo_.forget();  // several threads may notice one hang
+  }
+  bool abandoned() const { return abandoned_; }
 
  private:
   DeviceRegion(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
@@ -95,6 +97,7 @@ class DeviceRegion {
   DevicePtr base_ = 0;
   std::byte* host_ = nullptr;
   Undo undo_;
+  std::atomic<bool> abandoned_{false};
 };
 
 /// The granularity of sizes of this kind. Throws Error.
