@@ -103,12 +103,17 @@ def _wrapped(c10d, make):
 
 
 def _set_backend_name(c10d, group, requested, actual, store):
-    """Makes get_backend() and get_backend_config() answer with the name that was requested."""
+    """Makes get_backend(), get_backend_config() and, for gloo, the group itself answer with the requested name."""
     global _groups
     c10d._world.pg_map[group] = (requested, store)
     c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(requested))
     if ":" in actual and all(pair.endswith(":nvx") for pair in actual.split(",")):
         group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)  # torch leaves it undefined
+    if requested == "gloo":
+        gloo = c10d.ProcessGroup.BackendType.GLOO
+        for device in group._device_types:
+            group._register_backend(device, gloo, group._get_backend(device))
+        group._set_default_backend(gloo)
     _groups += 1
     if _groups == 1 and group.rank() == 0:
         these = " and ".join(sorted(_served))

@@ -85,6 +85,7 @@ for group in groups:
     sums.append(y.item())
 names = [dist.get_backend(group) for group in groups[:4]], dist.get_backend_config(groups[0])
 facts = dict(sum=x.tolist(), sums=sums, names=names, run=[runs(group) for group in groups])
+facts["typed"] = [group._get_backend_name() for group in groups[:4]]  # torch's sharded tensors ask for it
 own = dist.ProcessGroupGloo(dist.PrefixStore("own", dist.FileStore(os.environ["STORE"], world)), rank, world)
 facts["by class"] = own.name()
 import nvx
@@ -100,7 +101,7 @@ def test_every_way_to_request_gloo_gives_nvx(launch):
         report = ended.report
         assert report["sum"] == [3.0] * 3 and report["sums"] == [2.0] * 5
         assert report["names"] == [["gloo"] * 4, "cpu:gloo,cuda:gloo"]
-        assert report["run"] == ["nvx"] * 5
+        assert report["run"] == ["nvx"] * 5 and report["typed"] == ["gloo"] * 4
         assert report["by class"] == "gloo", "a ProcessGroupGloo that a user makes is one"
         assert report["served"] == [["gloo"], 4], "the mesh uses the default group"
     text = "nvx replaces gloo in this job"
