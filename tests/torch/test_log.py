@@ -8,7 +8,6 @@ import time
 
 import nvx
 import pytest
-import torch.distributed as dist
 import warm
 from ranks import only_nvx
 
@@ -319,21 +318,27 @@ def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):
     assert str(library) in found
 
 
-def test_closed_standard_streams_become_no_memory_of_nvx():
+@pytest.mark.parametrize("closed", ["before it starts", "after a group"])
+def test_closed_standard_streams_become_no_memory_of_nvx(tmp_path, closed):
     """The next files that a process opens get the numbers of closed streams, and then what the process prints."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     program = f"""
-import sys, torch, torch.distributed as dist
-store, rank = dist.TCPStore("127.0.0.1", {server.port}), int(sys.argv[1])
-dist.init_process_group("nvx", store=store, rank=rank, world_size=2)
-for _ in range(200):
-    tensor = torch.ones(4000)
-    dist.all_reduce(tensor)
-    assert tensor.eq(2).all()
+import os, sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+for turn in range(2):
+    store = dist.FileStore({str(tmp_path)!r} + f"/store{{turn}}", 2)
+    dist.init_process_group("nvx", store=store, rank=rank, world_size=2)
+    for _ in range(200):
+        tensor = torch.ones(4000)
+        dist.all_reduce(tensor)
+        assert tensor.eq(2).all()
+        os.write(1, b"x" * 10000)
+    dist.destroy_process_group()
+    os.closerange(0, 3)
 """
+    before = "<&- >&- 2>&-" if closed == "before it starts" else ">/dev/null"
     ranks = [
         subprocess.Popen(
-            ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program, str(rank)],
+            ["sh", "-c", f'exec "$@" {before}', "sh", sys.executable, "-c", program, str(rank)],
             env={**os.environ, "NVX_DEBUG": "trace"},
         )
         for rank in range(2)
@@ -343,3 +348,22 @@ for _ in range(200):
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def test_an_interrupt_while_the_module_loads_stays_one():
+    """The module itself runs Python code, to find UCX."""
+    program = """
+import importlib.util
+find_spec = importlib.util.find_spec
+def interrupted(name, *rest):
+    if name == "libucx":
+        raise KeyboardInterrupt
+    return find_spec(name, *rest)
+importlib.util.find_spec = interrupted
+import nvx
+try:
+    nvx._load()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "interrupted\n"

@@ -1,5 +1,7 @@
 #include "torch/call/groups.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "group/setup/store_notes.h"
@@ -8,6 +10,17 @@
 #include "torch/core/store.h"
 
 namespace nvx {
+namespace {
+
+/// Fills the numbers of a closed stdin, stdout or stderr: shared memory or a socket that got one of them would receive
+/// whatever the process prints. Files that the process has opened before, such as torch's store, keep theirs.
+void fill_standard_descriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1) (void)open("/dev/null", O_RDWR);  // takes the lowest free number
+  }
+}
+
+}  // namespace
 
 GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   GroupOptions facts;
@@ -28,6 +41,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> aborted,
                                   std::vector<EarlierProcess> processes) {
+  fill_standard_descriptors();
   if (store && size >= 1 && rank >= size) {
     TorchStore torch_store(store, size);
     publish_world_size(torch_store, rank, size);
