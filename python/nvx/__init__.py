@@ -85,9 +85,13 @@ def _load():
     try:
         from . import _C
     except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
         advice = "build nvx again, with this Python and this torch"
         if "GLIBCXX" in str(error) or "CXXABI" in str(error):  # this environment's libstdc++ is older than the compiler
             advice = "`conda install -c conda-forge libstdcxx-ng`, or build nvx again with this environment's g++ (CXX)"
+        if "Too many open files" in str(error) or "failed to map segment" in str(error):
+            advice = "raise the limits of open files and of address space (ulimit -n, ulimit -v)"
         raise Unusable(f"nvx's C++ module does not load ({error}): {advice}") from error
     return _C
 

@@ -1,8 +1,6 @@
-#include <fcntl.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -361,6 +359,8 @@ void point_at_ucx_package() {
     for (const py::handle folder : package.attr("submodule_search_locations"))
       net::add_ucx_place(folder.cast<std::string>() + "/lib");
   } catch (const std::exception& error) {  // also Python's: users without multiple hosts do not need UCX
+    const auto* const raised = dynamic_cast<const py::error_already_set*>(&error);
+    if (raised && !raised->matches(PyExc_Exception)) throw;  // the user interrupts
     NVX_LOG(kInfo, "the Python package libucx cannot be used: %s", error.what());
   }
 }
@@ -406,21 +406,12 @@ void stop_everything() {
   if (net::JobKey::instance()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
 }
 
-/// Fills the numbers of a closed stdin, stdout or stderr: shared memory or a socket that got one of them would receive
-/// whatever the process prints. Files that the process has opened before, such as torch's store, keep theirs.
-void fill_standard_descriptors() {
-  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
-    if (fcntl(fd, F_GETFD) == -1) (void)open("/dev/null", O_RDWR);  // takes the lowest free number
-  }
-}
-
 }  // namespace
 }  // namespace nvx
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace nvx;
   using namespace py::literals;
-  fill_standard_descriptors();
   py::module_::import("torch._C._distributed_c10d");
   using BackendOptions = c10d::Backend::Options;
   register_errors(m);
