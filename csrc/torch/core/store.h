@@ -68,7 +68,11 @@ class TorchStore final : public Store {
         longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ask([store = store_, key, value] { store->set(key, value); });
+    for (size_t p = value.size() / kPart + 1; p-- > 0;) {  // the first part last: who finds it finds the others
+      const auto first = value.begin() + ptrdiff_t(p * kPart);
+      std::vector<uint8_t> part(first, first + ptrdiff_t(std::min(kPart, value.size() - p * kPart)));
+      ask([store = store_, name = part_of(key, p), part = std::move(part)] { store->set(name, part); });
+    }
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
@@ -124,14 +128,27 @@ class TorchStore final : public Store {
   }
 
  private:
+  /// torch's TCPStore closes a connection on which more than 8 MiB arrive as one value. So large values are stored in
+  /// parts: a part of this size is followed by another one.
+  static constexpr size_t kPart = size_t(4) << 20;
+  static std::string part_of(const std::string& key, size_t p) { return p == 0 ? key : key + "/" + std::to_string(p); }
   void hurry(int change) override { hurries_ += change; }
   c10::intrusive_ptr<c10d::Store> innermost() const {
     auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());
     return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store_;
   }
+  std::optional<std::vector<uint8_t>> read(const std::string& key) {
+    auto value = read_part(key);
+    for (size_t p = 1; value && value->size() == p * kPart; ++p) {
+      const auto part = read_part(part_of(key, p));
+      if (!part) return std::nullopt;
+      value->insert(value->end(), part->begin(), part->end());
+    }
+    return value;
+  }
   /// The value, if it exists. A store in another process gets one request: compareSet() with a value that no rank sets
   /// returns that value if the key does not exist, and changes nothing. check() and get() would need three.
-  std::optional<std::vector<uint8_t>> read(const std::string& key) {
+  std::optional<std::vector<uint8_t>> read_part(const std::string& key) {
     using Value = std::optional<std::vector<uint8_t>>;
     if (!is_remote_) return call_store([&] { return store_->check({key}) ? Value(store_->get(key)) : std::nullopt; });
     static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
