@@ -11,6 +11,9 @@ struct Deadline {
   Clock::time_point start = Clock::now();
   Clock::time_point end = Clock::time_point::max();
 
+  /// A longer span makes no difference, and this one does not overflow in nanoseconds.
+  static constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 100);
+
   static Deadline after(std::chrono::milliseconds span) {
     const auto now = Clock::now();
     const bool forever = span.count() <= 0 || span > std::chrono::hours(24 * 365);

@@ -29,6 +29,12 @@ class QueuedCall final : public Task {
   Status status_;
 };
 
+/// Ends the caller's turn on the lane, also after an exception: other calls would wait for ever.
+struct InlineTurn {
+  ~InlineTurn() { lane.end_inline(); }
+  Lane& lane;
+};
+
 }  // namespace
 
 /// In a forked child, a lane that the parent's threads hold is never released. There another one refuses operations.
@@ -42,9 +48,8 @@ Status Group::execute(Operation& operation) {
   if (core_->failures.forked()) return check_alive();
   if (lane_->begin_inline()) {
     if (operation.number == 0) operation.number = next_number();
-    Status status = run(operation, Runner::kCaller);
-    lane_->end_inline();
-    return status;
+    const InlineTurn turn{*lane_};
+    return run(operation, Runner::kCaller);
   }
   if (lane_->held_here()) return reentrant();
   if (operation.number == 0) operation.number = next_number();

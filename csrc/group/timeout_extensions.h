@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/deadline.h"
 #include "base/mutex.h"
 
 namespace nvx {
@@ -14,9 +15,6 @@ namespace nvx {
 /// afterwards, and ends with the first of these to end. Later additions add up, and end separately.
 class TimeoutExtensions : public std::enable_shared_from_this<TimeoutExtensions> {
  public:
-  /// A larger sum makes no difference, and this one does not overflow.
-  static constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 100);
-
   /// While it lives, the time added between the starts of the previous operation and of this one stays. May be null.
   using Claim = std::shared_ptr<const void>;
   struct Share {
@@ -26,7 +24,7 @@ class TimeoutExtensions : public std::enable_shared_from_this<TimeoutExtensions>
 
   void add(std::chrono::milliseconds span) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    const int64_t most = kMost.count();
+    const int64_t most = Deadline::kForever.count();
     sum_.store(std::min(sum_.load() + std::clamp<int64_t>(span.count(), 0, most), most));
   }
 

@@ -54,9 +54,9 @@ TEST(TimeoutExtensions, NeverOverflowAndNeverShorten) {
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
   for (int i = 0; i < 3; ++i) extensions->add(milliseconds::max());
   auto share = extensions->begin();
-  EXPECT_EQ(share.extra, TimeoutExtensions::kMost);
+  EXPECT_EQ(share.extra, Deadline::kForever);
   extensions->add(milliseconds(1));
-  EXPECT_EQ(extensions->begin().extra, TimeoutExtensions::kMost);
+  EXPECT_EQ(extensions->begin().extra, Deadline::kForever);
   share.until_it_ends.reset();
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
 }

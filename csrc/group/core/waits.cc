@@ -22,7 +22,7 @@ Waits::Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& w
 }
 
 std::chrono::milliseconds Waits::span_of(std::chrono::milliseconds own) const {
-  return own.count() > 0 ? own : timeout();
+  return std::min(own.count() > 0 ? own : timeout(), Deadline::kForever);  // devices count it in nanoseconds
 }
 
 WaitRules Waits::rules(std::chrono::milliseconds own, Runner runner) {

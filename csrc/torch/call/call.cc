@@ -22,13 +22,13 @@ NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>
 
 CallContext::Timeout CallContext::timeout_of(std::chrono::milliseconds given) {
   // c10d::kUnsetTimeout is negative, too
-  const auto own = is_no_timeout(given) ? TimeoutExtensions::kMost : std::max(given, std::chrono::milliseconds(0));
+  const auto own = is_no_timeout(given) ? Deadline::kForever : std::max(given, std::chrono::milliseconds(0));
   TimeoutExtensions::Share share = extensions->begin();
   if (share.extra.count() == 0) [[likely]]
     return {own, nullptr};
   const auto plain = own.count() != 0 ? own : group().timeout();
   if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // no timeout: no extension
-  return {std::min(plain, TimeoutExtensions::kMost) + share.extra, std::move(share.until_it_ends)};
+  return {std::min(plain, Deadline::kForever) + share.extra, std::move(share.until_it_ends)};
 }
 
 void CallContext::number(std::span<TensorOperation> collectives) {

@@ -41,5 +41,14 @@ TEST(Waits, SpinForAsLongAsTheVariableSays) {
   unsetenv("NVX_SPIN_US");
 }
 
+/// Devices count a timeout in nanoseconds, of which 63 bits last for 292 years.
+TEST(Waits, HaveNoSpanThatOverflows) {
+  Nothing nothing;
+  Waits waits(PlanFacts(), std::chrono::hours(24 * 200'000), nothing);
+  EXPECT_EQ(waits.span_of(std::chrono::milliseconds(0)), Deadline::kForever);
+  EXPECT_EQ(waits.span_of(std::chrono::milliseconds::max()), Deadline::kForever);
+  EXPECT_EQ(waits.span_of(std::chrono::seconds(3)), std::chrono::seconds(3));
+}
+
 }  // namespace
 }  // namespace nvx::test
