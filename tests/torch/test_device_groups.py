@@ -196,6 +196,32 @@ def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asyn
     torch.accelerator.synchronize()
 
 
+@on_fake_gpus(2)
+def test_a_window_raises_what_its_device_did_not_report(rank, world):
+    """The group of its message to a CPU tensor goes on."""
+    tensor, message = on_gpu(1), torch.ones(4)
+    dist.broadcast(tensor, 1)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        dist.group.WORLD._start_coalescing(tensor.device)
+        first = dist.broadcast(tensor, 1, async_op=True)
+        dist.irecv(message, 1)
+        window = dist.group.WORLD._end_coalescing(tensor.device)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(window.wait)
+            time.sleep(0.5)  # it waits for the message by then
+            with queries_fail():
+                assert first.is_completed()
+            sync("the device reports nothing")
+            with pytest.raises(dist.DistBackendError, match="broadcast of group.* failed on the device"):
+                waits.result(60)
+    else:
+        dist.broadcast(tensor, 1)
+        sync("the device reports nothing")
+        dist.send(message, 0)
+    sync("over")
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("count", [1000, 2_500_000])
 @on_fake_gpus(2)

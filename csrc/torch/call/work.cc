@@ -298,12 +298,18 @@ bool NvxWork::is_there() {
 }
 
 /// The end of work on the device can no longer be detected. The group fails at once: no later call may notify the
-/// ranks. A work that is lost is one of a failed group: check() raises the group's failure.
+/// ranks. The store comes after that, because a work that is lost has a failed group: see loss().
 void NvxWork::lose(const std::exception* error) {
   if (const auto group = facts_.group.lock())
     (void)fail_on_device(*group, staging_->stream().device(), "the query for the end of " + what_is(facts_.title),
                          error);
   lost_.store(true, std::memory_order_release);
+}
+
+Status NvxWork::loss() const {
+  if (!lost_.load(std::memory_order_acquire)) return {};
+  const auto group = facts_.group.lock();
+  return group ? group->failure() : Status();
 }
 
 void NvxWork::report_arrival() {
@@ -347,8 +353,7 @@ void NvxWork::check() {
     end_process_on_error(failure(), Seen::kByProgram);
     std::rethrow_exception(error);
   }
-  if (!lost()) return;
-  if (const auto group = facts_.group.lock()) raise(group->failure());
+  if (const Status status = loss(); !status.ok()) raise(status);
 }
 
 float NvxWork::getDuration() const {
@@ -556,8 +561,10 @@ bool CoalescedWork::is_there() {
   return std::ranges::all_of(works_, [](const auto& work) { return work->is_there(); });
 }
 
-bool CoalescedWork::lost() const {
-  return std::ranges::any_of(works_, [](const auto& work) { return work->lost(); });
+/// Its works may belong to several groups, and this work's own group may have lost none.
+Status CoalescedWork::loss() const {
+  const auto lost = std::ranges::find_if(works_, [](const auto& work) { return work->lost(); });
+  return lost == works_.end() ? Status() : (*lost)->loss();
 }
 
 void CoalescedWork::begin_timeout() {

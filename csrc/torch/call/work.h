@@ -143,8 +143,10 @@ class NvxWork : public c10d::Work {
   bool settled() const { return over_ && observed_ && status_.ok(); }
   /// Whether its results can be read on any stream. If a query of the device throws, the group fails: then true.
   virtual bool is_there();
-  /// Whether a query of its device threw. Then its group has failed; the outcome is unknown, whatever the status is.
-  virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
+  /// The failure of its group, if a query of its device threw: the outcome is unknown, whatever the status is.
+  /// Otherwise ok, and also if the group is gone.
+  virtual Status loss() const;
+  bool lost() const { return !loss().ok(); }
   /// Runs the hooks, as the results have arrived. Called by CompletionPoller, which keeps the work until then.
   void report_arrival();
   /// From start to end, by the device's clock if that was requested and supported, otherwise by the host's.
@@ -299,7 +301,7 @@ class CoalescedWork final : public NvxWork {
 
   bool isCompleted() override;
   bool is_there() override;
-  bool lost() const override;
+  Status loss() const override;
   void begin_timeout() override;
   void abort() override { works_.front()->abort(); }
 
