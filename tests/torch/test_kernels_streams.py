@@ -6,11 +6,12 @@ import time
 
 import fake_nccl
 import nvx
+import pytest
 import simulated
 import torch
 import torch.distributed as dist
-from fake_device import counts, reset_counts, set_delays, slow_fill
-from ranks import on_fake_gpus, on_proxied_gpus, on_simulated_gpus
+from fake_device import counts, records_fail, reset_counts, set_delays, slow_fill
+from ranks import on_fake_gpus, on_proxied_gpus, on_simulated_gpus, until_it_fails
 from test_device import GPU, assert_all, finish, on_gpu
 
 
@@ -146,3 +147,23 @@ def test_several_groups_run_beside_each_other_and_beside_nccl(rank, world):
             assert_all(tensor, 3 * 2**3)
     assert [nccl.calls()["allreduce"] for nccl in fake_nccl.made[nccl_before:]] == [4, 4, 4]
     assert all(nvx.pool_stats(group) is not None for group in groups), "kernels serve the small calls"
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@on_simulated_gpus(2)
+def test_a_postponed_call_fails_if_its_end_cannot_be_recorded(rank, world, timed):
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor)
+    if timed:
+        dist.group.WORLD._enable_collectives_timing()
+    if rank == 0:
+        backend = dist.group.WORLD._get_backend(torch.device(GPU))
+        backend._start_coalescing()
+        work = backend.allreduce([tensor], dist.AllreduceOptions())
+        with records_fail():
+            backend._end_coalescing()
+        with pytest.raises(dist.DistBackendError, match="an illegal memory access"):
+            work.wait()
+        assert not timed or work._get_duration() > 0
+    with pytest.raises(dist.DistBackendError, match="an illegal memory access"):
+        until_it_fails(lambda: dist.all_reduce(tensor))

@@ -12,11 +12,16 @@ LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, const 
   ends_on({staging_->stream()});
 }
 
-/// Call it even if the launch failed, because part of it may have begun. The release store makes `outcome_` and
-/// `ended_at_` visible to every thread that loads true from `closed_`.
+/// Call it even if the launch failed, because part of it may have begun. If the device refuses, no stream would wait
+/// for the results, so the operation fails. The release store makes `outcome_` and `ended_at_` visible to every thread
+/// that loads true from `closed_`.
 void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
-  contain("the end of a call", [&] { staging_->close(used_); });
   outcome_ = outcome;
+  contain_and([&] { staging_->close(used_); },
+              [&](const std::exception* error) {
+                const Status lost = path_->lose(collectives_, *staging_, error);
+                if (outcome_.ok()) outcome_ = lost;
+              });
   ended_at_ = ended_at;
   closed_.store(true, std::memory_order_release);
 }

@@ -180,8 +180,9 @@ class StagingCopies {
 
   /// duration() measures the work enqueued between this call and close().
   void start_clock();
-  bool is_timed() const { return begun_.has_value(); }
-  /// Call it only if is_over().
+  /// Whether both ends of that work have been recorded.
+  bool is_timed() const { return begun_ && begun_->is_recorded() && returned_.is_recorded(); }
+  /// Call it only if is_timed() and is_over().
   std::chrono::duration<float, std::milli> duration() const;
 
   const c10::Stream& stream() const { return comm_streams_.h2d; }

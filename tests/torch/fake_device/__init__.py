@@ -115,6 +115,16 @@ def queries_fail():
         torch.ops.fake_device.fail_queries(False)
 
 
+@contextlib.contextmanager
+def records_fail():
+    """Makes torch's records of events fail inside the block."""
+    torch.ops.fake_device.fail_records(True)
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.fail_records(False)
+
+
 RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # `rules.h` describes each
 
 

@@ -15,7 +15,7 @@ namespace {
 
 std::mutex open_mutex;
 std::vector<std::shared_ptr<Graph>> open_captures;
-std::atomic<bool> queries_fail{false};
+std::atomic<bool> queries_fail{false}, records_fail{false};
 thread_local Mode this_mode = Mode::kGlobal;
 
 /// Its text takes time, as that of torch's errors, which look symbols up.
@@ -54,6 +54,12 @@ void fail_queries(bool fail) { queries_fail = fail; }
 
 void check_query() {
   if (queries_fail) throw IllegalAccess();
+}
+
+void fail_records(bool fail) { records_fail = fail; }
+
+void check_record() {
+  if (records_fail) throw IllegalAccess();
 }
 
 void forbid_beside_captures(const char* what) {

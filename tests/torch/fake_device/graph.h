@@ -103,5 +103,8 @@ bool is_capturing();
 void fail_queries(bool fail);
 // Throws while event queries fail.
 void check_query();
+// The same for records of events.
+void fail_records(bool fail);
+void check_record();
 
 }  // namespace fake

@@ -82,6 +82,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "an event of fakegpu:", int(device),
                 " cannot be recorded on ", stream);
+    check_record();
     if (*event == nullptr) *event = new Event(), count(kEventsMade);
     count(kEventRecords);
     expect_on(stream.device_index());

@@ -307,6 +307,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("exchange_capture_mode(int mode) -> int", [](int64_t mode) { return int64_t(exchange_mode(Mode(mode))); });
   m.def("break_rule(int rule, bool broken) -> ()", [](int64_t rule, bool broken) { break_rule(Rule(rule), broken); });
   m.def("fail_queries(bool fail) -> ()", TORCH_FN(fail_queries));
+  m.def("fail_records(bool fail) -> ()", TORCH_FN(fail_records));
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
   m.def("graph_nodes(int graph) -> str[][]", TORCH_FN(graph_nodes));
