@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import held, set_delays, slow_fill
+from fake_device import held, records_fail, set_delays, slow_fill
 from ranks import on_fake_gpus, only_nvx, sync
 from test_device import GPU, assert_all, on_gpu
 
@@ -164,6 +164,25 @@ def test_an_abort_ends_a_message_that_waits_for_its_stream(rank, world):
         threading.Timer(0.2, backend.abort).start()
         with pytest.raises(dist.DistBackendError, match="abort"):
             work.wait()
+
+
+@on_fake_gpus(2)
+def test_a_future_completes_on_a_device_that_records_no_events(rank, world):
+    tensor, called = on_gpu(1, 1 << 20), threading.Event()
+    torch.accelerator.synchronize()
+    if rank == 0:
+        future = dist.isend(tensor, 1).get_future()
+        future.then(lambda f: called.set())
+        time.sleep(0.5)  # its data has reached the host by then
+        with records_fail():
+            sync("the device refuses")
+            assert called.wait(20)
+        with pytest.raises(dist.DistBackendError, match="the future of send.*an illegal memory access"):
+            future.wait()
+    else:
+        sync("the device refuses")
+        assert_all(received(0, count=1 << 20), 1)
+    sync("over")
 
 
 @on_fake_gpus(2)

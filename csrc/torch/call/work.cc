@@ -226,23 +226,31 @@ void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
 
 /// torch makes users of the future wait for the current streams, one of each device. So if a device has several
 /// streams, one waits for the others and is made the current one.
+/// An exception of the device completes the future, too, with an error.
 void NvxWork::complete(c10::ivalue::Future& future) {
-  std::vector<c10::Stream> last;
-  for (const c10::Stream& stream : streams_) {
-    const auto known = std::ranges::find(last, stream.device(), &c10::Stream::device);
-    if (known == last.end()) {
-      last.push_back(stream);
-      continue;
+  const auto mark = [&] {
+    std::vector<c10::Stream> last;
+    for (const c10::Stream& stream : streams_) {
+      PooledEvent there;  // for all: if markCompleted() could not record an event, it would never wake its waiters
+      there.record(stream);
+      const auto known = std::ranges::find(last, stream.device(), &c10::Stream::device);
+      if (known == last.end()) {
+        last.push_back(stream);
+      } else {
+        there.block(*known);
+      }
     }
-    PooledEvent there;
-    there.record(stream);
-    there.block(*known);
-  }
-  // The future records its events, and runs callbacks, on this thread's current device: see PooledEvent.
-  c10::OptionalDeviceGuard device;
-  if (!last.empty()) device.reset_device(last.front().device());
-  const c10::MultiStreamGuard on(last);
-  future.markCompleted(value());
+    // The future records its events, and runs callbacks, on this thread's current device: see PooledEvent.
+    c10::OptionalDeviceGuard device;
+    if (!last.empty()) device.reset_device(last.front().device());
+    const c10::MultiStreamGuard on(last);
+    future.markCompleted(value());
+  };
+  contain_and(mark, [&](const std::exception* error) {
+    if (future.completed()) throw;  // a callback threw
+    const std::string what = "nvx: the future of " + what_is(facts_.title) + " could not be completed: ";
+    future.setError(exception_of({Code::kSystem, what + text_of(error)}));
+  });
 }
 
 c10::IValue NvxWork::value() const {
