@@ -144,6 +144,26 @@ def test_a_handler_that_calls_into_the_set_up_of_a_device_gets_an_error(rank, wo
     assert_all(tensor, 3)
 
 
+@on_fake_gpus(2)
+def test_a_timeout_set_during_the_set_up_of_a_device_counts(rank, world):
+    tensor = on_gpu(1)
+    if rank == 0:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            first = pool.submit(dist.broadcast, tensor, 1)
+            time.sleep(0.5)  # the set-up has begun by then, and waits for the other rank
+            nvx.set_timeout(timedelta(seconds=2))
+            sync("set")
+            first.result(60)
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError):
+            dist.broadcast(tensor, 1)
+        assert time.monotonic() - started < 10
+    else:
+        sync("set")
+        dist.broadcast(tensor, 1)
+    sync("over")
+
+
 def listen(group, hook):
     # torch registers hooks only with the default backend.
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)

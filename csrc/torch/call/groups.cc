@@ -94,12 +94,17 @@ const std::shared_ptr<Group>& Groups::of_devices() {
   if (device_group_) return device_group_;
   const auto held = maker_.hold();
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
-  device_group_ = make_group(store_of_devices(), group_->rank(), group_->size(), options(),
+  const NvxOptions given = options();
+  device_group_ = make_group(store_of_devices(), group_->rank(), group_->size(), given,
                              [group = group_] { return group->failed() || group->closed(); });
   // An abort or leave of `group_` before this point did not see `device_group_`; repeat it here. This thread stores the
   // flag and then loads failed() and closed(). abort() and leave() end `group_`, which stores the values that these
   // load, and then load the flag, in all(). All six accesses are seq_cst, so at least one side sees the other's store.
+  // The lock does the same for set_timeout().
+  MutexLock published(mutex_);
+  if (options_.timeout != given.timeout) device_group_->set_timeout(options_.timeout);
   has_device_group_.store(true, std::memory_order_seq_cst);
+  published.unlock();
   if (group_->failed()) device_group_->abort("");
   if (group_->closed()) device_group_->leave();
   return device_group_;
@@ -121,9 +126,9 @@ void Groups::leave() {
 }
 
 void Groups::set_timeout(std::chrono::milliseconds timeout) {
-  for (const auto& group : all()) group->set_timeout(timeout);
   MutexLock lock(mutex_);
   options_.timeout = timeout;
+  for (const auto& group : all()) group->set_timeout(timeout);
 }
 
 NvxOptions Groups::options() {
