@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/per_process.h"
 #include "torch/core/argument_error.h"
@@ -18,10 +19,13 @@ Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::in
   LiveObjects<Communicator>::instance().add(*this);
 }
 
-/// If peers may write to this rank's memory, a thread of the group waits for that, which would keep the group alive.
+/// Two things would keep the group alive: postponed operations hold the kernels' path, which holds them; and if peers
+/// may write to this rank's memory, a thread of the group waits for that.
 Communicator::~Communicator() {
   const Uninterrupted here;
   LiveObjects<Communicator>::instance().remove(*this);
+  if (!context.origin.elsewhere())
+    contain("the end of a group", [&] { without_python_lock([&] { issuer.kernels().flush_if_postponed(); }); });
   if (has_memory_for_peers) group().leave();
 }
 

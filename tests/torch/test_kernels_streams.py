@@ -11,7 +11,7 @@ import simulated
 import torch
 import torch.distributed as dist
 from fake_device import counts, records_fail, reset_counts, set_delays, slow_fill
-from ranks import on_fake_gpus, on_proxied_gpus, on_simulated_gpus, until_it_fails
+from ranks import make_backend, on_fake_gpus, on_proxied_gpus, on_simulated_gpus, sync, until_it_fails
 from test_device import GPU, assert_all, finish, on_gpu
 
 
@@ -167,3 +167,19 @@ def test_a_postponed_call_fails_if_its_end_cannot_be_recorded(rank, world, timed
         assert not timed or work._get_duration() > 0
     with pytest.raises(dist.DistBackendError, match="an illegal memory access"):
         until_it_fails(lambda: dist.all_reduce(tensor))
+
+
+@on_simulated_gpus(2)
+def test_a_dropped_group_leaves_with_a_window_open(rank, world):
+    group = make_backend(dist.PrefixStore("bare", dist.distributed_c10d._get_default_store()), rank, world)
+    group.allreduce([on_gpu(1)], dist.AllreduceOptions()).wait()
+    torch.accelerator.synchronize()
+    sync("both have")
+    if rank == 0:
+        group._start_coalescing()
+        group.allreduce([on_gpu(1)], dist.AllreduceOptions())
+        del group
+    else:
+        with pytest.raises(dist.DistBackendError, match="left"):
+            until_it_fails(lambda: group.allreduce([torch.ones(4)], dist.AllreduceOptions()).wait(), 10)
+    sync("rank 0 has left")
