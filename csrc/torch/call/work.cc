@@ -467,9 +467,12 @@ Status CollectiveWork::carry_out(Group& group, Runner runner) {
     return {};
   }
   const auto over = c10::make_scope_exit([&] {
-    contain("the end of an operation", [&] {
-      if (expected_) expected_->set_out(staging_->stream());
-    });
+    if (!expected_) return;
+    const c10::Stream& stream = staging_->stream();
+    contain_and([&] { expected_->set_out(stream); },
+                [&](const std::exception* error) {  // later calls wait for it, unless the group fails
+                  (void)fail_on_device(group, stream.device(), what_is(facts_.title), error);
+                });
   });
   return copy(group, runner);
 }
