@@ -377,7 +377,10 @@ void stop_everything() {
   constexpr auto kGrace = Communicator::kGraceForProxies;
   const Deadline deadline = Deadline::after(kGrace);
   auto& communicators = LiveObjects<Communicator>::instance();
-  communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
+  {
+    const Uninterrupted here;  // an interrupt would fail groups whose operations are about to end
+    communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
+  }
   ThreadPool::instance().stop(std::chrono::milliseconds(100));
   const auto each_group = [&](const auto& act) {
     communicators.each([&](Communicator& one) {
