@@ -21,6 +21,8 @@ struct Count {
   Mutex turn;
 };
 
+thread_local bool in_hook = false;
+
 Count& count() { return of_this_process<Count>(); }  // a forked child has none of its parent's threads
 
 }  // namespace
@@ -31,7 +33,6 @@ struct HookThread::Running {
 };
 
 HookThread::HookThread(std::function<void()> hooks) : running_(std::make_shared<Running>()) {
-  static thread_local bool in_hook = false;
   if (in_hook) {  // hooks do not run inside a hook
     running_->ended = true;
     return;
@@ -77,6 +78,7 @@ void HookThread::await_briefly() const {
 }
 
 void HookThread::await_all() {
+  if (in_hook) return;                       // a hook ends the process
   constexpr std::chrono::seconds kMost{40};  // torch gives its recorder 15 s, twice
   const auto end = Clock::now() + kMost;
   Count& all = count();
