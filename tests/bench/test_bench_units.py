@@ -47,13 +47,14 @@ from nvx.bench import (  # noqa: E402
         ("1.5M", 3 << 19),
         ("2G", 2 << 30),
         ("4KiB", 4096),
+        ("4611686018427387903", (1 << 62) - 1),  # no float
     ],
 )
 def test_sizes_are_read_as_nccl_tests_reads_them(text, size):
     assert sizes.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "M", "-8", "8T", "0.3", "eight"])
+@pytest.mark.parametrize("text", ["", "M", "-8", "8T", "0.3", "eight", "nan", "4611686018427387904"])
 def test_malformed_size_is_refused(text):
     with pytest.raises(ValueError, match=r"size|bytes"):
         sizes.parse_size(text)
@@ -300,6 +301,13 @@ def test_figures_keep_to_their_width(value, text):
         ("all_reduce --average 1", "nccl-tests' --average is not supported: a call's time is that of its slowest rank"),
         ("train --kinds ddp,DDP", "no kind DDP: there are ddp, fsdp2, fsdp2-lent"),
         ("train --blocks 0", "argument --blocks: 0 is below 1"),
+        ("all_reduce -n 1048577", "argument -n/--ranks: 1048577 is not at most 1048576"),
+        ("all_reduce -f inf -b 8 -e 64", "argument -f/--stepfactor: inf is not at most 4611686018427387903"),
+        ("all_reduce -f nan -b 8 -e 64", "argument -f/--stepfactor: nan is not at most"),
+        ("all_reduce -T 1e30", "argument -T/--timeout: 1e30 is not at most 31536000"),
+        ("all_reduce -T nan", "argument -T/--timeout: nan is not at most"),
+        ("all_reduce --block-ms nan", "argument --block-ms: nan is not at most"),
+        ("all_reduce -u 99999999999999999999", "argument -u/--unalign: 99999999999999999999 is not at most 1048576"),
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )

@@ -346,7 +346,7 @@ def test_explain_covers_several_hosts(capsys):
     for ranks, hosts in (("2", "3"), ("2", "0"), ("0", "1")):
         assert cli.main(["explain", "all_reduce", "8", "-n", ranks, "--hosts", hosts]) == 2
         assert capsys.readouterr().err.startswith("nvx explain: ")
-    for given in (["8", "-n", "-1"], ["8", "--hosts", "-1"], ["99999999999999999999"]):
+    for given in (["8", "-n", "-1"], ["8", "--hosts", "-1"], ["9" * 20], ["8", "-n", "9" * 20]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["explain", "all_reduce", *given])
         assert "nvx explain: error: " in capsys.readouterr().err
@@ -387,7 +387,7 @@ def test_simulate_takes_bits_and_bytes(capsys):
         return json.loads(capsys.readouterr().out)["rows"]
 
     assert rows("50GB/s") == rows("400Gbit/s") == rows("400Gb/s") == rows("0.4Tb/s") != rows("400GB/s")
-    for unknown in ("400Gbits/s", "400", "4.0.0GB/s"):
+    for unknown in ("400Gbits/s", "400", "4.0.0GB/s", "5\nGB/s"):
         with pytest.raises(SystemExit, match="2"):
             rows(unknown)
         text = f"{unknown!r} is not a number with a unit, such as 50GB/s (bytes) or 400Gbit/s (bits)"
@@ -399,6 +399,10 @@ def test_simulate_refuses_nonsense(capsys):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["simulate", "all_reduce", *given])
         assert "nvx simulate: error: " in capsys.readouterr().err
+    for option in ("--hosts", "--ranks-per-host", "--cards"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["simulate", "all_reduce", "8M", "--hosts", "2", "--inter", "1GB/s", option, "9" * 20])
+        assert f"{'9' * 20} is not at most 4611686018427387903" in capsys.readouterr().err
     for given in (["--inter", "0GB/s"], ["--inter", "1GB/s", "--cards", "2"]):
         assert cli.main(["simulate", "all_reduce", "8M", "--hosts", "2", *given]) == 2
         assert capsys.readouterr().err.startswith("nvx simulate: ")

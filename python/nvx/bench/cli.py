@@ -66,7 +66,7 @@ def _roots(text: str) -> list[int] | str:
 
 def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     """The options of every benchmark with ranks."""
-    parser.add_argument("-n", "--ranks", type=above(1), help="ranks to start (default 2)")
+    parser.add_argument("-n", "--ranks", type=above(1, most=1 << 20), help="ranks to start (default 2)")
     parser.add_argument(
         "--hosts", type=above(1), default=1,
         help="hosts to spread them over, made on this machine: network namespaces where that is allowed (default 1)",
@@ -77,7 +77,8 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
         help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="tensors' device (default cpu)")
-    parser.add_argument("-T", "--timeout", type=above(1, float), default=300.0, help="limit of a call (default 300 s)")
+    limit = above(1, float, most=365 * 24 * 3600)
+    parser.add_argument("-T", "--timeout", type=limit, default=300.0, help="limit of a call (default 300 s)")
     parser.add_argument("-J", "--json", "--output_file", metavar="FILE", help="write every figure to FILE")
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
 
@@ -131,7 +132,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-r", "--root", type=argument(_roots), default=[0], help="root ranks, or all")
     add("-c", "--check", type=above(0), default=1, help="checked runs before timing (default 1)")
     add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="1: add columns of single iterations")
-    add("-u", "--unalign", type=above(0), default=0, help="index of the first element in its buffer")
+    add("-u", "--unalign", type=above(0, most=1 << 20), default=0, help="index of the first element in its buffer")
     add("-G", "--cudagraph", action="store_true", help="time replays of a CUDA graph of -m operations (--device cuda)")
     add("--primary", action="store_true", help="time only one of out-of-place and in-place")
     for letters, why_not in _NOT_HERE.items():

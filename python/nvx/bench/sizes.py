@@ -14,7 +14,8 @@ def parse_size(text: str) -> int:
     body = text.strip().lower().removesuffix("ib").removesuffix("b")
     unit = body[-1:] if body[-1:] in ("k", "m", "g") else ""
     try:
-        size = float(body.removesuffix(unit)) * _UNITS[unit]
+        number = body.removesuffix(unit)
+        size = (int if number.isdecimal() else float)(number) * _UNITS[unit]
     except ValueError:
         raise ValueError(f"'{text}' is not a size: write 8, 64K, 1M or 2G") from None
     if not 0 <= size < 1 << 62 or size != int(size):
@@ -34,13 +35,13 @@ def argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
-def above(least: float, kind: type = int) -> Callable[[str], Any]:
-    """A converter for argparse of numbers from `least` on."""
+def above(least: float, kind: type = int, most: float = (1 << 62) - 1) -> Callable[[str], Any]:
+    """A converter for argparse of numbers from `least` to `most`."""
 
     def convert(text: str) -> Any:
         value = kind(text)
-        if value < least:
-            raise ValueError(f"{text} is below {least}")
+        if not least <= value <= most:  # nan is neither
+            raise ValueError(f"{text} is below {least}" if value < least else f"{text} is not at most {most}")
         return value
 
     return argument(convert)

@@ -32,7 +32,7 @@ def quantity(units, such):
     """Parses a number with one of these units. such: examples."""
 
     def parse(text):
-        number, unit = re.fullmatch(r"([\d.]*)(.*)", text).groups()
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", text, re.DOTALL).groups()
         try:
             return float(number) * units[unit]
         except (ValueError, KeyError):
