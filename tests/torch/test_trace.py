@@ -191,6 +191,25 @@ def test_malformed_trace_is_refused(tmp_path, capsys):
     assert "cannot be run: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("field, value", [("size", (1 << 31) - 1), ("size", -1), ("rank", 1), ("rank", -1)])
+def test_a_group_that_cannot_be_is_damage(tmp_path, capsys, field, value):
+    """Dumps for torchfrtrace list the ranks of each group."""
+    folder = tmp_path / "trace"
+    program = "import torch.distributed as dist, nvx\n" + (
+        "dist.init_process_group('nvx', store=dist.HashStore(), rank=0, world_size=1); dist.barrier()"
+    )
+    warm.run(["-c", program], env={**os.environ, "NVX_TRACE": str(folder)}, check=True)
+    (path,) = folder.iterdir()
+    layout = trace.Rank(path).layout
+    at, _, form, fields = layout["sections"]["group"]
+    with open(path, "r+b") as file:
+        values = list(form.unpack(os.pread(file.fileno(), form.size, layout["at"] + at)))
+        values[fields.index(field)] = value
+        os.pwrite(file.fileno(), form.pack(*values), layout["at"] + at)
+    assert trace.main([str(folder), "--flight-recorder", str(tmp_path / "dumps")]) == 1
+    assert f"not shown: {path}: it is damaged, or no trace\n" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_costs_the_trace_only(tmp_path):
     (tmp_path / "file").write_text("")
     program = "import torch.distributed as dist, nvx\n" + (

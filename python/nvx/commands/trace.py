@@ -47,8 +47,10 @@ class Rank:
             for slot in range(layout["slots"]):
                 place = layout["at"] + slot * layout["bytes"]
                 parts = status.unpacked(layout, status.copied(page, layout, place))
-                if parts["group"][0]["size"]:
-                    self.groups[slot] = {**parts["group"][0], **parts["texts"][0], "calls": parts["calls"]}
+                group = parts["group"][0] | parts["texts"][0] | {"calls": parts["calls"]}
+                if group["size"] and not 0 <= group["rank"] < group["size"] <= 1 << 20:
+                    raise ValueError("group")
+                self.groups |= {slot: group} if group["size"] else {}
             self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, usually
             records = [*self.form.iter_unpack(os.pread(page, self.count * self.form.size, self.at))]
             if len(records) != self.count:
