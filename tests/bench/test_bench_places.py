@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 
@@ -9,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import nvx.cli  # noqa: E402
 from nvx.bench import cli, hosts, peers, probe, sockets, world  # noqa: E402
 
 
@@ -23,6 +25,27 @@ def test_a_shell_of_srun_is_no_rank(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(world.LaunchError, match=r"pip install mpi4py; .* unset OMPI_COMM_WORLD_RANK and PMI_RANK"):
         world._rendezvous_over_mpi()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"RANK": "a", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": ""},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "many"},
+    ],
+)
+def test_variables_of_no_launcher_are_refused(monkeypatch, capsys, given):
+    for name in [*itertools.chain(*world.RANK_NAMES), "MASTER_ADDR", "MASTER_PORT"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert nvx.cli.main(["bench", "all_reduce"]) == 2
+    assert capsys.readouterr().err == f"nvx bench: {world.INCOMPLETE}\n"
 
 
 @pytest.mark.parametrize("here, host", [(2, "127.0.0.1"), (1, "a")])

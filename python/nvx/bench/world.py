@@ -28,6 +28,7 @@ from ..cli import reader_is_gone
 from ..commands import Refused
 from . import hosts
 
+INCOMPLETE = "RANK, WORLD_SIZE, ... are incomplete or wrong: use torchrun or mpirun, or unset them"
 NAME, PROGRAM = "nvx bench", ("-m", "nvx.bench")  # bench/run.py of a checkout changes both
 RENDEZVOUS = "--rendezvous"
 RANK_NAMES = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
@@ -41,8 +42,11 @@ def placed() -> tuple[int, int] | None:
     """(rank, ranks) if a launcher made this process one of several, from the variables of torchrun or MPI. A shell
     that srun started is one rank of MPI, and no launcher."""
     for rank, size in RANK_NAMES:
-        if rank in os.environ and size in os.environ and (rank == "RANK" or os.environ[size] != "1"):
-            return int(os.environ[rank]), int(os.environ[size])
+        given = [os.environ[name] for name in (rank, size) if name in os.environ]
+        if len(given) == 2 and (rank == "RANK" or given[1] != "1"):
+            if not all(map(str.isdecimal, given)) or int(given[0]) >= int(given[1]):
+                raise LaunchError(INCOMPLETE)
+            return int(given[0]), int(given[1])
     return None
 
 
@@ -86,14 +90,12 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
             environment = rank_environment(rank, ranks, port)
             environment[hosts.LAYOUT] = f"{count} {'namespaces' if made else 'names'}"
             on_host = [r for r in range(ranks) if hosts.host_of(r, ranks, count) == host]
-            environment["LOCAL_RANK"] = str(on_host.index(rank))
-            environment["LOCAL_WORLD_SIZE"] = str(len(on_host))
+            environment |= {"LOCAL_RANK": str(on_host.index(rank)), "LOCAL_WORLD_SIZE": str(len(on_host))}
             if made:
                 environment.update(made.environment())
             else:
                 environment["NVX_HOST_ID"] = f"host{host}"
-            line = made.inside(host, command) if made else command
-            starts.append((line, environment))
+            starts.append((made.inside(host, command) if made else command, environment))
         return run_all(starts)
 
 
@@ -194,13 +196,13 @@ class World:
 
 def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     """Joins the ranks: the default process group is the gloo control group."""
-    place = placed()
-    if place is None:
-        raise LaunchError("RANK, WORLD_SIZE, ... are incomplete: use torchrun or mpirun, or unset them")
-    rank, size = place
-    torch.set_num_threads(1)
     if rendezvous is None and under_mpi() and "MASTER_ADDR" not in os.environ:
         rendezvous = _rendezvous_over_mpi()
+    place = placed()
+    if place is None or not (rendezvous or {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
+        raise LaunchError(INCOMPLETE)
+    rank, size = place
+    torch.set_num_threads(1)
     limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", rendezvous or "env://", timeout=limit, rank=rank, world_size=size)
     return World(rank, size, place_on(device))
