@@ -60,17 +60,13 @@ def obstacle() -> str | None:
 
     built = _build_facts()
     if built is None:
-        return (
-            f"nvx {__version__} has no compiled module: build it with `pip install --no-build-isolation .`"
-            " in its source directory."
-        )
+        how = "build it with `pip install --no-build-isolation .` in its source directory."
+        return f"nvx {__version__} has no compiled module: {how}"
     here = ".".join(torch.__version__.split(".")[:2])
     if built.TORCH != here:
-        return (
-            f"nvx {__version__} was built for torch {built.TORCH} and cannot serve torch {torch.__version__}:"
-            " build it again with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-            f" in its source directory, or install the wheel for torch {here}."
-        )
+        how = "build it again with `pip install --no-build-isolation --force-reinstall --no-deps .`"
+        why = f"nvx {__version__} was built for torch {built.TORCH} and cannot serve torch {torch.__version__}"
+        return f"{why}: {how} in its source directory, or install the wheel for torch {here}."
     return None
 
 
@@ -226,6 +222,7 @@ def monitored_barrier(
 
     _backend(group)  # raises on a rank that is not in the group
     own = timedelta(milliseconds=-1)  # unset: that of the group
+    _check_timeout(timedelta(0) if timeout in (None, own) else timeout)
     (group or dist.group.WORLD).monitored_barrier(own if timeout is None else timeout, wait_all_ranks)
 
 

@@ -1,11 +1,12 @@
 """The `nvx` command: `nvx COMMAND [arguments]`."""
 
+import errno
 import importlib
 import os
 import select
 import sys
 
-from . import Unusable
+from . import Unusable, __version__
 from .commands import Refused
 
 # name: (module with `main(arguments) -> exit status`, purpose). A module is loaded only when its command runs.
@@ -36,8 +37,11 @@ def main(arguments=None):
         status = run(sys.argv[1:] if arguments is None else list(arguments))
         if sys.stdout is not None:  # stdout was closed before this process started
             sys.stdout.flush()
-    except BrokenPipeError:
-        if not reader_is_gone():
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EIO):
+            status = 2
+            print(f"nvx: {error}", file=sys.stderr)
+        elif not isinstance(error, BrokenPipeError) or not reader_is_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return status
@@ -48,8 +52,6 @@ def run(arguments):
         print(usage())
         return 0
     if arguments[0] in ("-V", "--version"):
-        from ._version import __version__
-
         print(__version__)
         return 0
     row = COMMANDS.get(arguments[0])

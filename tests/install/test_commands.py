@@ -57,7 +57,7 @@ def test_env_shows_whether_there_is_a_key(monkeypatch, capsys, key, state):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered):
+def test_a_reader_that_has_gone_and_a_full_device_end_a_command(unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     command, environment = [sys.executable, "-m", "nvx.cli", "env"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
@@ -66,6 +66,9 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered):
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=-1, env=environment, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "nvx: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["tune", "drill"])
@@ -448,6 +451,8 @@ def test_explain_reports_where_there_is_nothing_to_choose(capsys, device):
     assert "give a size" in capsys.readouterr().err
     assert cli.main(["explain", "foo", "--device", device]) == 2
     assert "there is no collective foo; there are all_reduce, " in capsys.readouterr().err
+    assert cli.main(["explain", ""]) == 2
+    assert "there is no collective ; there are all_reduce, " in capsys.readouterr().err
 
 
 def test_explain_accepts_the_names_that_bench_accepts(capsys):
@@ -545,6 +550,9 @@ def test_explain_shows_how_messages_travel(capsys, name):
     assert cli.main(["explain", name, "8", "1M"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("send and recv have one algorithm: ") and len(output.splitlines()) == 1
+    assert cli.main(["explain", name, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["summary"] + "\n" == output and answer["answers"] == [] and answer["keys"]
 
 
 def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):

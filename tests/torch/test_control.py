@@ -417,6 +417,7 @@ def test_negative_timeouts_are_refused(rank, world):
         lambda: dist.new_group(timeout=timedelta(seconds=-5)),
         lambda: dist.new_group(pg_options=nvx.Options(timeout=timedelta(milliseconds=-1))),
         lambda: nvx.set_timeout(timedelta(seconds=-5)),
+        lambda: nvx.monitored_barrier(timeout=timedelta(seconds=-5)),
     ):
         with pytest.raises(ValueError, match="a timeout of -[0-9.]+ s is negative"):
             make()

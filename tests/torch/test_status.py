@@ -200,10 +200,10 @@ esac
         assert status.main(["--hosts", "a"]) == 0
         shown = capsys.readouterr().out
         assert "rank 1 is waited for, and is not shown: give the host of that rank to --hosts\n" in shown
-        assert status.main(["--hosts", ", "]) == status.main(["--hosts", ""]) == 1
+        assert status.main(["--hosts", ", "]) == status.main(["--hosts", ""]) == 2
         assert capsys.readouterr().err == "nvx status: --hosts names no host\n" * 2
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-        assert status.main(["--hosts", "a,,"]) == 1
+        assert status.main(["--hosts", "a,,"]) == 2
         assert "No such file or directory: 'ssh'" in capsys.readouterr().err
     finally:
         job.end()
@@ -322,7 +322,7 @@ def test_a_process_that_ends_meanwhile_and_a_machine_without_proc_are_named(monk
         raise FileNotFoundError(2, "No such file or directory", path)
 
     monkeypatch.setattr(status.os, "listdir", missing)
-    assert status.main([]) == 1
+    assert status.main([]) == 2
     assert "/proc cannot be read: No such file or directory. Next: mount it" in capsys.readouterr().err
 
 
@@ -365,5 +365,5 @@ def test_another_user_is_refused(job):
     os.close(writer)
     with open(reader) as file:
         text = file.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert f"process {job.pid(0)} belongs to user root. Next: run this as that user, or as root" in text

@@ -81,10 +81,8 @@ def text(answer):
     rows = [["", "estimate", "steps", "bytes", "by", "algorithm", "reason", "setting"]]
     for way in answer["ways"]:
         counted = ["-" if way[key] is None else str(way[key]) for key in ("steps", "bytes")]
-        rows.append(
-            ["  runs" if way["runs"] else "", took(way["estimate_us"]), *counted]
-            + [way[key] for key in ("by", "algorithm", "why", "set_by")]
-        )
+        told = [way[key] for key in ("by", "algorithm", "why", "set_by")]
+        rows.append(["  runs" if way["runs"] else "", took(way["estimate_us"]), *counted, *told])
     bases = dict.fromkeys(way["basis"] for way in answer["ways"] if way["basis"])
     taken = [taken_text(answer["taken"])] if answer["taken"] else []
     return "\n".join([answer["summary"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
@@ -114,21 +112,19 @@ def main(arguments=None):
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     collective = ALIASES.get(options.collective, options.collective)
-    if collective in MESSAGES:
-        print(json.dumps({"schema": SCHEMA, "summary": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
-        return 0
+    summary = {"summary": OF_MESSAGES} if collective in MESSAGES else {}
     if collective == "barrier":
         options.sizes = [0]  # a barrier has no size
     with refusing(ValueError, RuntimeError):
-        if collective and not options.sizes:
+        if collective is not None and not options.sizes and not summary:
             nvx.explain(collective, 0, 2)  # refuses a name that is none
             parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
         rows = nvx._load().tuning(options.ranks, options.hosts)
-        answers = [query(collective, nbytes, options) for nbytes in options.sizes]
+        answers = [] if summary else [query(collective, nbytes, options) for nbytes in options.sizes]
     if options.json:
-        print(json.dumps({"schema": SCHEMA, "answers": answers, "keys": rows}, indent=2))
-    elif collective is None:
-        print(keys_table(rows))
+        print(json.dumps({"schema": SCHEMA, **summary, "answers": answers, "keys": rows}, indent=2))
+    elif collective is None or summary:
+        print(OF_MESSAGES if summary else keys_table(rows))
     else:
         print("\n".join(text(answer) for answer in answers))
         if any(answer["ways"] for answer in answers):

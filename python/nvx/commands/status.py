@@ -33,6 +33,10 @@ Shows the groups of the running ranks of this machine: their calls, the ranks fo
 by collective. --hosts a,b shows a job on several hosts: it runs `nvx status` on each of them over ssh."""
 
 
+class NoRank(Refused):
+    """No rank was found. The command ends with 1."""
+
+
 # --- reading one process
 
 
@@ -69,10 +73,8 @@ def layout_of(page):
         layout = json.loads(os.pread(page, 4096, 0).split(b"\0")[0])
         version = layout["version"]
         if version != VERSION:
-            raise Refused(
-                f"its nvx writes version {printable(str(version))} of this page and this command reads version"
-                f" {VERSION}: use the nvx command of that rank's installation"
-            )
+            its = f"its nvx writes version {printable(str(version))} of this page and this command reads version"
+            raise Refused(f"{its} {VERSION}: use the nvx command of that rank's installation")
         for name, most in (("pid", 1 << 32), ("at", 1 << 20), ("slots", 1 << 12), ("bytes", 1 << 16)):
             if type(layout[name]) is not int or not 0 < layout[name] <= most:
                 raise ValueError(name)
@@ -150,9 +152,7 @@ def group_of(layout, slot, now):
     running, before = begun != ended, calls[ended % 2]
     last = {**call_of(layout, before, now), "ago_s": seconds(now, before["ended"])} if ended else None
     launch = {**call_of(layout, parts["launch"][0], now), "open": on_device} if on_device else None
-    message = None
-    if head["messages"]:
-        message = {"open": head["messages"], "oldest": texts["message"], "since_s": seconds(now, head["oldest"])}
+    message = {"open": head["messages"], "oldest": texts["message"], "since_s": seconds(now, head["oldest"])}
     kinds = [*layout["collectives"], "send", "recv"]
     return {
         "name": texts["name"],
@@ -167,7 +167,7 @@ def group_of(layout, slot, now):
         "waits_for": head["awaited"] - 1 if running and head["awaited"] else None,
         "last_finished": last,
         "on_device": launch,
-        "messages": message,
+        "messages": message if head["messages"] else None,
         "totals": {
             kind: {"calls": row["calls"], "bytes": row["bytes"], "seconds": row["ns"] / 1e9}
             for kind, row in zip(kinds, parts["totals"], strict=False)
@@ -233,10 +233,8 @@ def below(pid, parent):
 
 
 def absent(pid):
-    return (
-        f"there is no process {pid} on this machine. Next: `nvx status` without a PID lists the ranks;"
-        " if it was a rank, see its log"
-    )
+    advice = "`nvx status` without a PID lists the ranks; if it was a rank, see its log"
+    return f"there is no process {pid} on this machine. Next: {advice}"
 
 
 def refusal(pid, error):
@@ -256,7 +254,7 @@ def gather(pid=None, all_users=False):
     """The whole report, in the form that --json prints. Raises Refused if `pid` cannot be shown."""
     parent = parents()
     if pid is not None and pid not in parent:
-        raise Refused(absent(pid))
+        raise NoRank(absent(pid))
     report = {"schema": SCHEMA, "host": socket.gethostname(), "ranks": [], "unread": []}
     others = 0
     for each in sorted(parent if pid is None else below(pid, parent)):
@@ -407,7 +405,7 @@ def show(options):
     whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
     nothing = f"{whose} has a group of nvx at present"
     if not (report["ranks"] or report["unread"] or options.json or options.watch):
-        raise Refused(nothing)
+        raise NoRank(nothing)
     print(json.dumps(report) if options.json else text(report, options.pid) or nothing, flush=True)
     return 0 if report["ranks"] else 1
 
@@ -430,6 +428,6 @@ def main(arguments=None):
         return show(options)
     except Refused as why:
         print(f"nvx status: {why}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(why, NoRank) else 2
     except KeyboardInterrupt:
         return 0
