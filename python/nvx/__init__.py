@@ -81,7 +81,7 @@ def _load():
     try:
         from . import _C
     except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
+        if isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):
             raise error.__cause__ from None
         advice = "build nvx again, with this Python and this torch"
         if "GLIBCXX" in str(error) or "CXXABI" in str(error):  # this environment's libstdc++ is older than the compiler

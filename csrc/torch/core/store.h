@@ -129,9 +129,10 @@ class TorchStore final : public Store {
 
  private:
   /// torch's TCPStore closes a connection on which more than 8 MiB arrive as one value. So large values are stored in
-  /// parts: a part of this size is followed by another one.
+  /// parts: a part of this size is followed by another one. A value that has parts is written once; remove()
+  /// leaves the parts.
   static constexpr size_t kPart = size_t(4) << 20;
-  static std::string part_of(const std::string& key, size_t p) { return p == 0 ? key : key + "/" + std::to_string(p); }
+  static std::string part_of(const std::string& key, size_t p) { return p == 0 ? key : key + "#" + std::to_string(p); }
   void hurry(int change) override { hurries_ += change; }
   c10::intrusive_ptr<c10d::Store> innermost() const {
     auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());

@@ -360,7 +360,7 @@ void point_at_ucx_package() {
       net::add_ucx_place(folder.cast<std::string>() + "/lib");
   } catch (const std::exception& error) {  // also Python's: users without multiple hosts do not need UCX
     const auto* const raised = dynamic_cast<const py::error_already_set*>(&error);
-    if (raised && !raised->matches(PyExc_Exception)) throw;  // the user interrupts
+    if (raised && !raised->matches(PyExc_Exception)) throw;  // an interrupt or an exit
     NVX_LOG(kInfo, "the Python package libucx cannot be used: %s", error.what());
   }
 }
@@ -417,8 +417,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace py::literals;
   py::module_::import("torch._C._distributed_c10d");
   using BackendOptions = c10d::Backend::Options;
+  point_at_ucx_package();  // before anything is registered: it throws if the user interrupts
   register_errors(m);
-  point_at_ucx_package();
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)

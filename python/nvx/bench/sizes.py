@@ -40,7 +40,7 @@ def above(least: float, kind: type = int, most: float = (1 << 62) - 1) -> Callab
 
     def convert(text: str) -> Any:
         value = kind(text)
-        if not least <= value <= most:  # nan is neither
+        if not least <= value <= most:  # nan fails both
             raise ValueError(f"{text} is below {least}" if value < least else f"{text} is not at most {most}")
         return value
 

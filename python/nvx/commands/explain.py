@@ -119,7 +119,7 @@ def main(arguments=None):
         if collective is not None and not options.sizes and not summary:
             nvx.explain(collective, 0, 2)  # refuses a name that is none
             parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
-        rows = nvx._load().tuning(options.ranks, options.hosts)
+        rows = nvx._load().tuning(options.ranks, options.hosts) if options.json or not summary else []
         answers = [] if summary else [query(collective, nbytes, options) for nbytes in options.sizes]
     if options.json:
         print(json.dumps({"schema": SCHEMA, **summary, "answers": answers, "keys": rows}, indent=2))
