@@ -106,36 +106,31 @@ def launches_block(block=True):
 
 
 @contextlib.contextmanager
+def _on(switch):
+    """Calls switch(True), and switch(False) at the end of the block."""
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
 def queries_fail():
     """Makes event queries fail inside the block, like on a device on which a kernel has failed."""
-    torch.ops.fake_device.fail_queries(True)
-    try:
-        yield
-    finally:
-        torch.ops.fake_device.fail_queries(False)
+    return _on(torch.ops.fake_device.fail_queries)
 
 
-@contextlib.contextmanager
 def records_fail():
     """Makes torch's records of events fail inside the block."""
-    torch.ops.fake_device.fail_records(True)
-    try:
-        yield
-    finally:
-        torch.ops.fake_device.fail_records(False)
+    return _on(torch.ops.fake_device.fail_records)
 
 
 RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # `rules.h` describes each
 
 
-@contextlib.contextmanager
 def broken(rule):
     """Breaks this guarantee of the device inside the block: a test of code that relies on it must fail."""
-    torch.ops.fake_device.break_rule(RULES.index(rule), True)
-    try:
-        yield
-    finally:
-        torch.ops.fake_device.break_rule(RULES.index(rule), False)
+    return _on(lambda on: torch.ops.fake_device.break_rule(RULES.index(rule), on))
 
 
 class Graph:
